@@ -1,0 +1,39 @@
+"""One layer (model card 5): an attention site, then a MoE site, each reading and writing the residual streams."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from undertow.config.model import ModelConfig
+from undertow.model.attention import Attention
+from undertow.model.cache import LayerCache
+from undertow.model.context import Context
+from undertow.model.hyper import HyperConnection
+from undertow.model.layers import RMSNorm
+from undertow.model.moe import MoE
+from undertow.model.router import Routing
+from undertow.ops import Ops
+
+
+class Block(nn.Module):
+    """`streams [T, n, d] -> [T, n, d]`. The norm follows the collapse; each site computes its weights afresh."""
+
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops):
+        super().__init__()
+        self.ops, self.layer = ops, layer
+        self.hc_attn = HyperConnection(config, ops)
+        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.attn = Attention(config, layer, ops)
+        self.hc_ffn = HyperConnection(config, ops)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.ffn = MoE(config, layer, ops)
+
+    def forward(
+        self, streams: Tensor, context: Context, cache: LayerCache, replay: Tensor | None = None
+    ) -> tuple[Tensor, Routing]:
+        """Also returns the routing decision; `replay [T, K]` forces one."""
+        x, post, mix = self.hc_attn(streams)
+        streams = self.ops.hyper_expand(self.attn(self.attn_norm(x), context, cache), post, mix, streams)
+        x, post, mix = self.hc_ffn(streams)
+        y, routing = self.ffn(self.ffn_norm(x), context.ids, replay)
+        return self.ops.hyper_expand(y, post, mix, streams), routing

@@ -1,0 +1,54 @@
+"""Hyper-connections (model card 5): several residual streams around one-stream sub-layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from undertow.config.model import ModelConfig
+from undertow.model.layers import float32_parameter
+from undertow.ops import Ops
+from undertow.ops.reference.precision import sigmoid, wide
+
+
+def project(streams: Tensor, fn: Tensor, eps: float, ops: Ops) -> Tensor:
+    """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of fn]`."""
+    flat = wide(streams.flatten(1))
+    inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    return ops.linear(flat, wide(fn)) * inverse
+
+
+class HyperConnection(nn.Module):
+    """Stream weights of one sub-layer: what flows in (pre), out (post) and on (mix)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops):
+        super().__init__()
+        self.ops, self.config = ops, config
+        n = config.hc_mult
+        self.fn = float32_parameter((2 + n) * n, n * config.hidden_size)
+        self.base = float32_parameter((2 + n) * n)
+        self.scale = float32_parameter(3)
+
+    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`streams [T, n, d]` -> the sub-layer's input before its norm `[T, d]`, post `[T, n]`, mix `[T, n, n]`."""
+        config, ops = self.config, self.ops
+        logits = project(streams, self.fn, config.rms_norm_eps, ops)
+        pre, post, mix = ops.hyper_coefficients(logits, self.scale, self.base, config.hc_sinkhorn_iters, config.hc_eps)
+        return ops.hyper_collapse(streams, pre), post, mix
+
+
+class HyperHead(nn.Module):
+    """Final collapse of the streams: `sum_j (sigmoid(scale a_j + base_j) + eps) X_j`, without Sinkhorn."""
+
+    def __init__(self, config: ModelConfig, ops: Ops):
+        super().__init__()
+        self.ops, self.config = ops, config
+        self.fn = float32_parameter(config.hc_mult, config.hc_mult * config.hidden_size)
+        self.base = float32_parameter(config.hc_mult)
+        self.scale = float32_parameter(1)
+
+    def forward(self, streams: Tensor) -> Tensor:
+        """`[T, n, d] -> [T, d]`."""
+        logits = project(streams, self.fn, self.config.rms_norm_eps, self.ops)
+        pre = sigmoid(logits * wide(self.scale) + wide(self.base)) + self.config.hc_eps
+        return self.ops.hyper_collapse(streams, pre)

@@ -1,0 +1,78 @@
+"""Lightning indexer (model card 4): chooses the compressed entries that a CSA query attends to."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from undertow.config.model import ModelConfig
+from undertow.model.cache import LayerCache
+from undertow.model.compressor import Compressor
+from undertow.model.layers import Linear
+from undertow.model.rotary import Table
+from undertow.ops import Ops
+from undertow.ops.segments import Rows, Segments, entry_rows
+
+
+@lru_cache(maxsize=8)
+def hadamard_signs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The Hadamard matrix of a power of two, entries +-1 (exact in every type), `[width, width]`."""
+    signs = torch.ones(1, 1, dtype=dtype, device=device)
+    while len(signs) < width:
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    return signs
+
+
+class Indexer(nn.Module):
+    """Scores entries with its own small heads and keys, `sum_j w_j relu(q_j . k)`, and keeps the `index_topk` best.
+
+    Its query reads the attention's query latent (`indexer: shared`, the release) or a latent of its own (`own_rank`).
+    The choice has no gradient; the indexer learns by distillation.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops):
+        super().__init__()
+        self.ops, self.config = ops, config
+        heads, width = config.index_n_heads, config.index_head_dim
+        rank = config.q_lora_rank
+        if config.indexer == "own_rank":
+            rank = width
+            self.wq_a = Linear(config.hidden_size, rank, ops)
+        self.wq_b = Linear(rank, heads * width, ops)
+        self.weights_proj = Linear(config.hidden_size, heads, ops)
+        self.compressor = Compressor(config, config.csa_ratio, width, True, ops)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """`x @ H / sqrt(width)`: no effect on scores in exact arithmetic, evens out what a low-precision type must hold."""
+        if not self.config.index_hadamard:
+            return x
+        return self.ops.linear(x, hadamard_signs(x.shape[-1], x.dtype, x.device)) * x.shape[-1] ** -0.5
+
+    def queries(self, x: Tensor, latent: Tensor, rope: Table) -> tuple[Tensor, Tensor]:
+        """Query heads `[T, h, c]` and head weights `[T, h]`, the latter times `(h c)^-1/2`."""
+        config = self.config
+        heads, width = config.index_n_heads, config.index_head_dim
+        source = self.wq_a(x) if config.indexer == "own_rank" else latent
+        q = self.wq_b(source).view(-1, heads, width)
+        q = self._spread(self.ops.rotary(q, rope.cos, rope.sin))
+        return q, self.weights_proj(x) * (heads * width) ** -0.5
+
+    def keys(self, x: Tensor, rope: Table, segments: Segments, cache: LayerCache) -> Rows:
+        """One key per entry, rows `[., c]`."""
+        keys = self._spread(self.compressor(x, rope, segments, cache, "index_tail"))
+        return cache.append("index_keys", keys, segments.layout(entry_rows(self.config.csa_ratio)))
+
+    def forward(
+        self, x: Tensor, latent: Tensor, rope: Table, entry_rope: Table, segments: Segments, cache: LayerCache
+    ) -> Tensor | None:
+        """Entry numbers `[T, index_topk]`, -1 where fewer are visible; None when every query keeps all it sees."""
+        with torch.no_grad():
+            keys = self.keys(x, entry_rope, segments, cache)
+            config = self.config
+            most = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0) // config.csa_ratio
+            if most <= config.index_topk:
+                return None
+            q, weights = self.queries(x, latent, rope)
+            return self.ops.indexer_select(q, keys, weights, config.index_topk, segments, config.csa_ratio)

@@ -1,0 +1,72 @@
+"""Mixture of experts (model card 6): routed experts stored stacked, one shared expert, clamped SwiGLU in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from undertow.config.model import ModelConfig
+from undertow.model.layers import Linear
+from undertow.model.router import Router, Routing
+from undertow.ops import Ops
+
+# Sends tokens to experts and brings the weighted sum back: `(x [T, d], routing, experts) -> [T, d]`
+# float32.
+Dispatcher = Callable[[Tensor, Routing, "Experts"], Tensor]
+
+
+class Experts(nn.Module):
+    """Routed experts: `w13 [E, 2 I, d]` (gate rows, then up rows) and `w2 [E, d, I]`."""
+
+    def __init__(self, config: ModelConfig, ops: Ops):
+        super().__init__()
+        self.ops, self.limit = ops, config.swiglu_limit
+        experts, inner, d = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
+        self.w13 = nn.Parameter(torch.empty(experts, 2 * inner, d))
+        self.w2 = nn.Parameter(torch.empty(experts, d, inner))
+
+    def forward(self, rows: Tensor, weights: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """`rows [N, d]` in expert order, `weights [N]`, `counts [E]` -> `[N, d]`. Weights enter before `w2`, in float32."""
+        gate, up = self.ops.grouped_linear(rows, self.w13, counts).chunk(2, dim=-1)
+        return self.ops.grouped_linear(self.ops.swiglu(gate, up, self.limit, weights), self.w2, counts)
+
+
+class SharedExpert(nn.Module):
+    """The expert that every token uses, with weight 1."""
+
+    def __init__(self, config: ModelConfig, ops: Ops):
+        super().__init__()
+        self.ops, self.limit = ops, config.swiglu_limit
+        self.w1 = Linear(config.hidden_size, config.moe_intermediate_size, ops)
+        self.w3 = Linear(config.hidden_size, config.moe_intermediate_size, ops)
+        self.w2 = Linear(config.moe_intermediate_size, config.hidden_size, ops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.ops.swiglu(self.w1(x), self.w3(x), self.limit))
+
+
+def dispatch_locally(x: Tensor, routing: Routing, experts: Experts) -> Tensor:
+    """All experts on this device: permute, compute, sum each token's choices in float32."""
+    ops = experts.ops
+    order = ops.dispatch_order(routing.indices, len(experts.w13))
+    weights = routing.weights.flatten()[order.choice]
+    return ops.unpermute(experts(ops.permute(x, order), weights, order.counts), order)
+
+
+class MoE(nn.Module):
+    """Router, routed experts and shared expert. `dispatch` is where expert parallelism plugs in."""
+
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dispatch: Dispatcher = dispatch_locally):
+        super().__init__()
+        self.gate = Router(config, config.is_hash(layer), ops)
+        self.experts = Experts(config, ops)
+        self.shared_experts = SharedExpert(config, ops)
+        self.dispatch = dispatch
+
+    def forward(self, x: Tensor, ids: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """`x [T, d]` -> output `[T, d]` and the routing decision."""
+        routing = self.gate(x, ids, replay)
+        routed = self.dispatch(x, routing, self.experts)
+        return (routed + self.shared_experts(x)).to(x.dtype), routing

@@ -1,0 +1,165 @@
+"""The DeepSeek-V4 model: embedding, layers over residual streams, head collapse, LM head, and the MTP block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from undertow.config.errors import InputError
+from undertow.config.model import ModelConfig
+from undertow.model.batch import flatten
+from undertow.model.block import Block
+from undertow.model.cache import Cache, ContiguousCache, NoCache
+from undertow.model.context import Context
+from undertow.model.hyper import HyperHead
+from undertow.model.layers import RMSNorm
+from undertow.model.mtp import MTPBlock
+from undertow.model.router import Routing
+from undertow.ops import Ops
+from undertow.ops.reference.precision import wide
+from undertow.ops.segments import Segments
+
+
+class Output(NamedTuple):
+    """`logits [B, S, V]` float32 and `mtp_logits [B, S, V]`, the MTP block's prediction of the token after the next.
+
+    Padding holds zeros; so do MTP logits of each document's last token, which has no next token to read.
+    """
+
+    logits: Tensor
+    mtp_logits: Tensor
+
+
+class Trunk(NamedTuple):
+    """Result of the layers: `streams [T, n, d]` before the head collapse, and each layer's routing decision."""
+
+    streams: Tensor
+    routes: list[Routing]
+
+
+class Table(nn.Module):
+    """A `[V, d]` matrix: the embedding, or the LM head."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+
+class Transformer(nn.Module):
+    """One module tree for training, rollout and serving; they differ by cache and operator table only.
+
+    Parameters are left uninitialised (`build_model` and `load_model` fill them); `dtype` leaves the float32 islands
+    alone. Everything below `forward` works on flat tokens `[T]` of documents described by `Segments`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype or before)
+        try:
+            with torch.device(device or "cpu"):
+                self._construct(config, ops or Ops(device=device or "cpu"))
+        finally:
+            torch.set_default_dtype(before)
+
+    def _construct(self, config: ModelConfig, ops: Ops) -> None:
+        self.config, self.ops = config, ops
+        self.embed = Table(config)
+        self.layers = nn.ModuleList(Block(config, layer, ops) for layer in range(config.num_hidden_layers))
+        self.hc_head = HyperHead(config, ops)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.head = Table(config)
+        self.mtp = nn.ModuleList(MTPBlock(config, index, ops) for index in range(config.num_nextn_predict_layers))
+
+    def new_cache(self, sequences: int) -> ContiguousCache:
+        """An empty cache for that many documents."""
+        return ContiguousCache(self.config.num_hidden_layers, sequences, self.config.num_nextn_predict_layers)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        return_mtp: bool = False,
+    ) -> Tensor | Output:
+        """Logits `[B, S, V]` float32 of `input_ids [B, S]`; with `return_mtp` an `Output`.
+
+        `attention_mask` (0 = padding, anywhere), `segment_ids` (packed documents) and `positions` are `[B, S]`, see
+        `undertow.model.batch.flatten`. `cache` (from `new_cache`) holds the tokens before these, one document a row, and
+        is advanced. Raises `InputError` for ids outside the vocabulary or documents beyond `max_position_embeddings`.
+        """
+        past = None if cache is None else cache.lengths
+        batch = flatten(input_ids, self.config.vocab_size, attention_mask, positions, segment_ids, past)
+        if return_mtp and cache is not None:
+            raise InputError("return_mtp with a cache: the next tokens are not known yet; call model.draft with them")
+        trunk = self.trunk(batch.ids, batch.segments, cache)
+        logits = batch.spread(self.logits(self.collapse(trunk.streams)))
+        if not return_mtp:
+            return logits
+        hidden, _ = self.mtp_hidden(trunk.streams, batch.ids, batch.segments)
+        _, rows = batch.segments.without_last()
+        full = torch.zeros_like(logits).flatten(0, 1)
+        place = rows if batch.place is None else batch.place[rows]
+        return Output(logits, full.index_copy(0, place, self.logits(hidden)).view_as(logits))
+
+    def trunk(
+        self, ids: Tensor, segments: Segments, cache: Cache | None = None, replay: Sequence[Tensor] | None = None
+    ) -> Trunk:
+        """All layers on flat `ids [T]`; `replay` gives each layer a recorded expert choice `[T, K]`."""
+        longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
+        if longest > self.config.max_position_embeddings:
+            raise InputError(
+                f"a document of {longest} tokens exceeds max_position_embeddings {self.config.max_position_embeddings}: shorten it"
+            )
+        context = Context(self.config, ids, segments)
+        streams = self.embed.weight[ids][:, None].expand(-1, self.config.hc_mult, -1)
+        routes = []
+        for index, block in enumerate(self.layers):
+            layer_cache = NoCache() if cache is None else cache.layer(index)
+            streams, routing = block(streams, context, layer_cache, None if replay is None else replay[index])
+            routes.append(routing)
+        if cache is not None:
+            cache.advance(segments, "trunk")
+        return Trunk(streams, routes)
+
+    def collapse(self, streams: Tensor) -> Tensor:
+        """Streams `[T, n, d]` -> normed hidden `[T, d]`, what the LM head reads."""
+        return self.norm(self.hc_head(streams))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """LM head in float32: `[T, d] -> [T, V]`."""
+        return self.ops.linear(wide(hidden), wide(self.head.weight))
+
+    def draft(
+        self, streams: Tensor, next_ids: Tensor, segments: Segments, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """MTP block on trunk `streams [T, n, d]` and the tokens that follow, `next_ids [T]`.
+
+        Returns hidden `[T, d]` (through `logits`: the token after the next) and the block's own streams. With a cache,
+        `segments` counts the tokens this block has seen (`cache.draft_lengths`).
+        """
+        if not self.mtp:
+            raise InputError("this model has no MTP block (num_nextn_predict_layers is 0)")
+        block = self.mtp[0]
+        layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
+        embedding = self.embed.weight[next_ids]
+        hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)
+        if cache is not None:
+            cache.advance(segments, "mtp")
+        return hidden, streams
+
+    def mtp_hidden(self, streams: Tensor, ids: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+        """MTP hidden states `[T', d]` of whole documents, and their segments: every token but each document's last."""
+        shorter, rows = segments.without_last()
+        return self.draft(streams[rows], ids[rows + 1], shorter)[0], shorter

@@ -1,0 +1,47 @@
+"""Operators: what the model computes with, each one name over interchangeable backends.
+
+`Ops` is the table a model is built with: the wanted backend of each operator and whether results must be batch-invariant.
+Its attributes are the operators, `ops.rms_norm(x, weight, eps)`; signatures and shapes are those of
+`undertow.ops.reference`, which is the definition of every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from undertow.ops.registry import FIXED_ORDER, OPS, REFERENCE, Choice, explain
+from undertow.ops.segments import Segments
+
+__all__ = ["OPS", "Choice", "Ops", "Segments", "explain"]
+
+
+class Ops:
+    """Operators of one model on one device.
+
+    `choices` maps operator names to backends (`auto` where absent); an unknown name or a backend that cannot serve raises
+    `InputError` here, not in the middle of a step. With `batch_invariant` every row's result has the same bits whatever
+    shares the call: other documents, other chunks, padding.
+    """
+
+    # One attribute per operator of the registry; calls are typed by the reference functions' signatures.
+    def __init__(
+        self, choices: Mapping[str, str] | None = None, *, batch_invariant: bool = False, device: str | torch.device = "cpu"
+    ):
+        self.batch_invariant = batch_invariant
+        self.choices: dict[str, Choice] = {choice.op: choice for choice in explain(device, choices)}
+        self._functions: dict[str, Callable[..., Any]] = {
+            op: partial(REFERENCE[op], invariant=batch_invariant) if op in FIXED_ORDER else REFERENCE[op] for op in OPS
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        functions = self.__dict__.get("_functions", {})
+        if name in functions:
+            return functions[name]
+        raise AttributeError(f"no operator '{name}' (known: {', '.join(OPS)})")
+
+    def __repr__(self) -> str:
+        return f"Ops(batch_invariant={self.batch_invariant})"

@@ -1,0 +1,62 @@
+"""Linear layer and cross-entropy in one, in chunks of rows: the logits of a batch never exist at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from undertow.ops.reference.linear import TILE, tiled_product
+from undertow.ops.reference.precision import wide
+
+IGNORE = -100
+_CHUNK_ELEMENTS = 1 << 22
+
+
+def _rows_per_chunk(vocabulary: int) -> int:
+    return max(TILE, _CHUNK_ELEMENTS // vocabulary // TILE * TILE)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, invariant: bool) -> Tensor:
+        w = wide(weight)
+        loss, lse = (torch.zeros(len(hidden), dtype=w.dtype, device=hidden.device) for _ in range(2))
+        step = _rows_per_chunk(len(weight))
+        for start in range(0, len(hidden), step):
+            part = slice(start, start + step)
+            h = wide(hidden[part])
+            logits = tiled_product(h, w) if invariant else h @ w.t()
+            lse[part] = torch.logsumexp(logits, -1)
+            picked = logits.gather(-1, labels[part, None].clamp(min=0))[:, 0]
+            loss[part] = lse[part] - picked + z_loss * lse[part].square()
+        ctx.save_for_backward(hidden, weight, labels, lse)
+        ctx.z_loss = z_loss
+        return loss.masked_fill_(labels == IGNORE, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        hidden, weight, labels, lse = ctx.saved_tensors
+        w = wide(weight)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(w)
+        grad = grad.masked_fill(labels == IGNORE, 0.0)
+        step = _rows_per_chunk(len(weight))
+        for start in range(0, len(hidden), step):
+            part = slice(start, start + step)
+            h, g = wide(hidden[part]), grad[part, None]
+            d = (h @ w.t()).sub_(lse[part, None]).exp_()
+            d.mul_(g * (1.0 + 2.0 * ctx.z_loss * lse[part, None]))
+            d.scatter_add_(-1, labels[part, None].clamp(min=0), -g)
+            grad_hidden[part] = (d @ w).to(hidden.dtype)
+            grad_weight.addmm_(d.t(), h)
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float = 0.0, *, invariant: bool = False
+) -> Tensor:
+    """Loss of each row in nats: `hidden [N, d]`, `weight [V, d]`, `labels [N]` int64 -> `[N]` float32.
+
+    A label of -100 gives 0 and no gradient. `z_loss` adds that multiple of the squared log-normaliser. With
+    `z_loss = 0` the negative of the result is the log-probability of the label.
+    """
+    return _LinearCrossEntropy.apply(hidden, weight, labels, z_loss, invariant)

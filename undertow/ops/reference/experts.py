@@ -1,0 +1,140 @@
+"""Routed experts on ragged batches: permute tokens to experts, one product per expert, clamped SwiGLU, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undertow.ops.reference.linear import tiled_product
+from undertow.ops.reference.precision import sigmoid, wide
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Order of a permuted batch of `T` tokens with `k` choices each.
+
+    `choice [T k]` is the flat choice (token `choice // k`) in each slot, `slot [T k]` its inverse, `counts [E]` rows per
+    expert on the host.
+    """
+
+    choice: Tensor
+    slot: Tensor
+    counts: tuple[int, ...]
+    k: int
+
+
+def dispatch_order(indices: Tensor, experts: int) -> Dispatch:
+    """Slots sorted by expert, by token within an expert, for choices `indices [T, k]`."""
+    flat = indices.flatten()
+    choice = torch.argsort(flat, stable=True)
+    slot = torch.empty_like(choice)
+    slot[choice] = torch.arange(len(choice), device=choice.device)
+    return Dispatch(choice, slot, tuple(torch.bincount(flat, minlength=experts).tolist()), indices.shape[1])
+
+
+def _slot_sum(rows: Tensor, slot: Tensor, k: int) -> Tensor:
+    picked = rows[slot].view(-1, k, rows.shape[-1])
+    total = wide(picked[:, 0]).clone()
+    for i in range(1, k):
+        total += picked[:, i]
+    return total
+
+
+class _Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Dispatch) -> Tensor:
+        ctx.order = order
+        return x[order.choice // order.k]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        return _slot_sum(grad, ctx.order.slot, ctx.order.k).to(grad.dtype), None
+
+
+class _Unpermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows: Tensor, order: Dispatch) -> Tensor:
+        ctx.order, ctx.dtype = order, rows.dtype
+        return _slot_sum(rows, order.slot, order.k)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        return grad.to(ctx.dtype)[ctx.order.choice // ctx.order.k], None
+
+
+def permute(x: Tensor, order: Dispatch) -> Tensor:
+    """Rows of `x [T, d]` in expert order, each token once per choice -> `[T k, d]`."""
+    return _Permute.apply(x, order)
+
+
+def unpermute(rows: Tensor, order: Dispatch) -> Tensor:
+    """Sum of each token's `k` rows in the order of its choices: `[T k, d]` -> `[T, d]` float32."""
+    return _Unpermute.apply(rows, order)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, counts: tuple[int, ...], invariant: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.counts = counts
+        out = x.new_empty(len(x), weight.shape[1])
+        for expert, (rows, result) in enumerate(zip(x.split(counts), out.split(counts), strict=True)):
+            if len(rows) == 0:
+                continue
+            if invariant:
+                result.copy_(tiled_product(rows, weight[expert]))
+            else:
+                torch.mm(rows, weight[expert].t(), out=result)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+        parts = zip(x.split(ctx.counts), grad.split(ctx.counts), grad_x.split(ctx.counts), strict=True)
+        for expert, (rows, g, result) in enumerate(parts):
+            if len(rows):
+                torch.mm(g, weight[expert], out=result)
+                torch.mm(g.t(), rows, out=grad_weight[expert])
+        return grad_x, grad_weight, None, None
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: tuple[int, ...], *, invariant: bool = False) -> Tensor:
+    """Per-expert product: rows of `x [N, K]`, `counts[e]` of them for expert `e`, times `weight [E, O, K]` -> `[N, O]`."""
+    return _GroupedLinear.apply(x, weight, counts, invariant)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor, limit: float, weight: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        ctx.limit = limit
+        g = wide(gate).clamp(max=limit)
+        h = g.mul_(sigmoid(g)).mul_(wide(up).clamp(-limit, limit))
+        return (h if weight is None else h.mul_(weight[:, None])).to(gate.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        gate, up, weight = ctx.saved_tensors
+        limit, d = ctx.limit, wide(grad)
+        g, u = wide(gate), wide(up)
+        inside_g, inside_u = g <= limit, u.abs() <= limit
+        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+        s = sigmoid(g)
+        silu = g * s
+        grad_weight = None
+        if weight is not None:
+            grad_weight = (d * silu * u).sum(-1).to(weight.dtype)
+            d = d * weight[:, None]
+        grad_gate = (d * u * (s + silu * (1.0 - s))).mul_(inside_g)
+        return grad_gate.to(gate.dtype), (d * silu).mul_(inside_u).to(up.dtype), None, grad_weight
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
+    """Clamped SwiGLU in float32: `silu(min(gate, limit)) * clamp(up, -limit, limit)`, times `weight [N]` per row if given.
+
+    `gate`, `up [N, I]` -> `[N, I]` in their type. Gradients are zero outside the bounds (model card 6).
+    """
+    return _SwiGLU.apply(gate, up, limit, weight)

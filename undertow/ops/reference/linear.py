@@ -1,0 +1,49 @@
+"""Matrix products with weights: `x @ w.T`, and one independent matrix per group of features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A product of fixed shape gives a row the same bits in every position; one whose row count follows the batch does not.
+TILE = 32
+
+
+def tiled_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [N, K] @ weight[O, K].T` in products of exactly `TILE` rows, so that a row's bits never depend on its neighbours."""
+    rows = len(x)
+    out = x.new_empty(rows, weight.shape[0])
+    transposed = weight.t()
+    for start in range(0, rows - TILE + 1, TILE):
+        torch.mm(x[start : start + TILE].contiguous(), transposed, out=out[start : start + TILE])
+    if rest := rows % TILE:
+        last = torch.cat([x[rows - rest :], x.new_zeros(TILE - rest, x.shape[1])])
+        out[rows - rest :] = torch.mm(last, transposed)[:rest]
+    return out
+
+
+class _TiledLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return tiled_product(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.t() @ x
+
+
+def linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
+    """`x [..., K]` times `weight [O, K]` transposed, no bias -> `[..., O]` in the type of `x`."""
+    if not invariant:
+        return torch.nn.functional.linear(x, weight)
+    flat = x.reshape(-1, x.shape[-1])
+    return _TiledLinear.apply(flat, weight).view(*x.shape[:-1], weight.shape[0])
+
+
+def block_linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
+    """`x [T, g, K]` times `weight [g, O, K]`, group by group -> `[T, g, O]` (grouped output projection, model card 2.4)."""
+    if not invariant:
+        return torch.einsum("tgk,gok->tgo", x, weight)
+    return torch.stack([linear(x[:, g], weight[g], invariant=True) for g in range(weight.shape[0])], dim=1)

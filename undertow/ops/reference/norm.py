@@ -1,0 +1,37 @@
+"""RMSNorm with or without a weight: `x / sqrt(mean(x^2) + eps) * weight`, computed in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from undertow.ops.reference.precision import wide
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        xw = wide(x)
+        inverse = torch.rsqrt(xw.square().mean(-1, keepdim=True).add_(eps))
+        ctx.save_for_backward(x, weight, inverse)
+        y = xw * inverse
+        if weight is not None:
+            y = y.mul_(wide(weight))
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, weight, inverse = ctx.saved_tensors
+        normed = wide(x) * inverse
+        g = wide(grad)
+        grad_weight = None
+        if weight is not None:
+            grad_weight = torch.einsum("nd,nd->d", g.flatten(0, -2), normed.flatten(0, -2)).to(weight.dtype)
+            g = g * wide(weight)
+        inner = (g * normed).mean(-1, keepdim=True)
+        return normed.mul_(inner).neg_().add_(g).mul_(inverse).to(x.dtype), grad_weight, None
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm over the last dimension of `x [..., D]`; `weight [D]`, or None for the weight-less form. Type of `x`."""
+    return _RMSNorm.apply(x, weight, eps)
