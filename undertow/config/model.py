@@ -16,7 +16,7 @@ LayerKind = Literal["swa", "csa", "hca"]
 class RopeScaling(BaseModel):
     """YaRN constants of the compressed layers (model card: factor 16, original length 65,536, beta 32 / 1)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     factor: float = Field(16.0, ge=1.0, description="how far the rotary table is stretched")
     original_max_position_embeddings: int = Field(65536, gt=0, description="tokens the unstretched table was made for")
@@ -32,7 +32,7 @@ class ModelConfig(BaseModel):
     (HCA) with that many tokens an entry. Build one with `ModelConfig.from_preset`, `ModelConfig.from_json` or by name.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     vocab_size: int = Field(129280, gt=0)
     hidden_size: int = Field(4096, gt=0, description="width of one residual stream")
@@ -43,16 +43,21 @@ class ModelConfig(BaseModel):
     q_lora_rank: int = Field(1024, gt=0)
     o_groups: int = Field(8, gt=0, description="groups of consecutive heads in the output projection")
     o_lora_rank: int = Field(1024, gt=0)
-    compress_ratios: tuple[int, ...] = Field(description="tokens per compressed entry of each layer, then of each MTP block")
+    compress_ratios: tuple[int, ...] = Field(
+        description="tokens per compressed entry of each layer, then of each MTP block"
+    )
     csa_ratio: int = Field(4, gt=1, description="the ratio that marks a CSA layer; its windows overlap")
     sliding_window: int = Field(128, gt=0, description="keys a query sees exactly, itself included")
     index_n_heads: int = Field(64, gt=0)
     index_head_dim: int = Field(128, gt=0)
     index_topk: int = Field(512, gt=0, description="compressed entries a CSA query keeps")
     indexer: Literal["shared", "own_rank"] = Field(
-        "shared", description="query path of the indexer: the released shared latent, or the published AMD variant's own"
+        "shared",
+        description="query path of the indexer: the released shared latent, or the published AMD variant's own",
     )
-    index_hadamard: bool = Field(True, description="rotate indexer queries and keys by the orthonormal Hadamard matrix, as released")
+    index_hadamard: bool = Field(
+        True, description="rotate indexer queries and keys by the orthonormal Hadamard matrix, as released"
+    )
     hc_mult: int = Field(4, gt=0, description="residual streams of the hyper-connections")
     hc_sinkhorn_iters: int = Field(20, gt=0)
     hc_eps: float = Field(1e-6, gt=0)
@@ -79,16 +84,25 @@ class ModelConfig(BaseModel):
         ratios = self.compress_ratios
         if len(ratios) != blocks:
             raise ValueError(
-                f"compress_ratios has {len(ratios)} entries; num_hidden_layers + num_nextn_predict_layers = {blocks} are needed"
+                f"compress_ratios has {len(ratios)} entries; {blocks} are needed: "
+                "num_hidden_layers + num_nextn_predict_layers"
             )
         if any(r < 0 or r == 1 for r in ratios):
-            raise ValueError(f"compress_ratios {list(ratios)}: an entry is 0 (SWA) or at least 2 tokens per compressed entry")
+            raise ValueError(
+                f"compress_ratios {list(ratios)}: an entry is 0 (SWA) or at least 2 tokens per compressed entry"
+            )
         if any(ratios[self.num_hidden_layers :]):
-            raise ValueError(f"compress_ratios {list(ratios)}: MTP blocks are sliding-window layers, their entries must be 0")
+            raise ValueError(
+                f"compress_ratios {list(ratios)}: MTP blocks are sliding-window layers, their entries must be 0"
+            )
         if self.num_hash_layers > self.num_hidden_layers:
-            raise ValueError(f"num_hash_layers {self.num_hash_layers} exceeds num_hidden_layers {self.num_hidden_layers}")
+            raise ValueError(
+                f"num_hash_layers {self.num_hash_layers} exceeds num_hidden_layers {self.num_hidden_layers}"
+            )
         if self.num_attention_heads % self.o_groups:
-            raise ValueError(f"num_attention_heads {self.num_attention_heads} is not a multiple of o_groups {self.o_groups}")
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of o_groups {self.o_groups}"
+            )
         for name, width in (("head_dim", self.head_dim), ("index_head_dim", self.index_head_dim)):
             if self.qk_rope_head_dim > width:
                 raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} exceeds {name} {width}")
@@ -97,7 +111,9 @@ class ModelConfig(BaseModel):
         if self.index_hadamard and self.index_head_dim & (self.index_head_dim - 1):
             raise ValueError(f"index_head_dim {self.index_head_dim} must be a power of two, or index_hadamard false")
         if self.num_experts_per_tok > self.n_routed_experts:
-            raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}")
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
+            )
         for name in ("bos_token_id", "eos_token_id"):
             if getattr(self, name) >= self.vocab_size:
                 raise ValueError(f"{name} {getattr(self, name)} lies outside the vocabulary of {self.vocab_size}")

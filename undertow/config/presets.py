@@ -1,4 +1,5 @@
-"""Named model shapes. Released ones are exact (model card); the small ones keep every branch of the architecture busy."""
+"""Named model shapes. Released ones are exact (model card); the small ones keep every branch of the architecture
+busy."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ _SMALL: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=512, num_hidden_layers=9, num_attention_heads=8, head_dim=128, qk_rope_head_dim=32,
     q_lora_rank=256, o_groups=4, o_lora_rank=128, compress_ratios=(0, 4, 128, 4, 128, 4, 128, 4, 128, 0),
     index_n_heads=16, index_head_dim=64, index_topk=128, n_routed_experts=16, num_experts_per_tok=4,
-    moe_intermediate_size=512, num_hash_layers=2, max_position_embeddings=65536,
+    moe_intermediate_size=496, num_hash_layers=2, max_position_embeddings=65536,
     rope_scaling=dict(original_max_position_embeddings=4096),
 )  # fmt: skip
 
 _TINY: dict[str, Any] = dict(
     vocab_size=2048, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, head_dim=64, qk_rope_head_dim=16,
-    q_lora_rank=64, o_groups=2, o_lora_rank=64, compress_ratios=(0, 4, 64, 4, 0), sliding_window=64, index_n_heads=16,
-    index_head_dim=32, index_topk=32, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=64,
+    q_lora_rank=48, o_groups=2, o_lora_rank=64, compress_ratios=(0, 4, 64, 4, 0), sliding_window=64, index_n_heads=16,
+    index_head_dim=32, index_topk=32, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=48,
     num_hash_layers=1, max_position_embeddings=16384, rope_scaling=dict(original_max_position_embeddings=1024),
 )  # fmt: skip
 
@@ -74,4 +75,6 @@ def preset(name: str, **overrides: object) -> ModelConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"preset {name}{': ' + where if where else ''}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(
+            f"preset {name}{': ' + where if where else ''}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -1,4 +1,5 @@
-"""Attention (model card 2): one key-value latent, a sliding window, compressed entries, sinks, grouped output projection."""
+"""Attention (model card 2): one key-value latent, a sliding window, compressed entries, sinks, grouped output
+projection."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ class GroupedOutput(nn.Module):
     def forward(self, o: Tensor) -> Tensor:
         """`[T, h, c] -> [T, g r]`."""
         weight = self.weight.view(self.groups, -1, self.weight.shape[1])
-        return self.ops.block_linear(o.reshape(len(o), self.groups, -1), weight).flatten(1)
+        return self.ops.block_linear(o.reshape(len(o), self.groups, weight.shape[-1]), weight).flatten(1)
 
 
 class Attention(nn.Module):
-    """One attention sub-layer; `config.kind(layer)` decides whether it has a compressor (HCA) and an indexer too (CSA)."""
+    """One attention sub-layer; `config.kind(layer)` decides whether it has a compressor (HCA) and an indexer too
+    (CSA)."""
 
     def __init__(self, config: ModelConfig, layer: int, ops: Ops):
         super().__init__()

@@ -1,4 +1,5 @@
-"""From `[batch, sequence]` arguments to documents end to end, and back: padding, packing and positions become segments."""
+"""From `[batch, sequence]` arguments to documents end to end, and back: padding, packing and positions become
+segments."""
 
 from __future__ import annotations
 
@@ -39,13 +40,12 @@ def check_ids(ids: Tensor, vocabulary: int) -> None:
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         raise InputError(
-            f"token id {int(ids[tuple(place)])} at {place} lies outside the vocabulary of {vocabulary} (0 to {vocabulary - 1})"
+            f"token id {int(ids[tuple(place)])} at {place} lies outside the vocabulary of {vocabulary} "
+            f"(0 to {vocabulary - 1})"
         )
 
 
-def _boundaries(
-    rows: Tensor, segment_ids: Tensor | None, positions: Tensor | None, past: tuple[int, ...]
-) -> Tensor:
+def _boundaries(rows: Tensor, segment_ids: Tensor | None, positions: Tensor | None, past: tuple[int, ...]) -> Tensor:
     """True where a token opens a document. All arguments flat, padding removed, on the host; `past` one per row."""
     first = torch.ones(len(rows), dtype=torch.bool)
     first[1:] = rows[1:] != rows[:-1]
@@ -63,8 +63,8 @@ def _boundaries(
         at = int(wrong.nonzero()[0])
         want = int(start[at]) if first[at] else int(positions[at - 1]) + 1
         raise InputError(
-            f"position {int(positions[at])} in row {int(rows[at])}: {want} was expected (positions of a document count up by one "
-            f"from 0, or from the {int(start[at])} tokens its cache holds)"
+            f"position {int(positions[at])} in row {int(rows[at])}: {want} was expected (positions of a "
+            f"document count up by one from 0, or from the {int(start[at])} tokens its cache holds)"
         )
     return first
 
@@ -79,13 +79,15 @@ def flatten(
 ) -> Batch:
     """Documents of `ids [B, S]` int64.
 
-    `attention_mask [B, S]` is nonzero at tokens, 0 at padding anywhere in a row. `segment_ids [B, S]`: a document is a run
-    of equal ids within a row. `positions [B, S]` count up within a document and restart at each; they may stand in for
-    `segment_ids`. `past` (one per row) are the tokens a cache holds; then each row is one document.
+    `attention_mask [B, S]` is nonzero at tokens, 0 at padding anywhere in a row. `segment_ids [B, S]`: a document is
+    a run of equal ids within a row. `positions [B, S]` count up within a document and restart at each; they may stand
+    in for `segment_ids`. `past` (one per row) are the tokens a cache holds; then each row is one document.
     Raises `InputError` for shapes, positions or token ids that do not fit.
     """
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"input_ids has shape {list(ids.shape)} and type {ids.dtype}: [batch, sequence] of int64 is needed")
+        raise InputError(
+            f"input_ids has shape {list(ids.shape)} and type {ids.dtype}: [batch, sequence] of int64 is needed"
+        )
     for name, value in (("attention_mask", attention_mask), ("positions", positions), ("segment_ids", segment_ids)):
         if value is not None:
             _same_shape(name, value, ids)
@@ -98,7 +100,9 @@ def flatten(
         flat = flat[place]
     check_ids(flat, vocabulary)
     if place is None and positions is None and segment_ids is None:
-        return Batch(flat, Segments.from_lengths((ids.shape[1],) * len(ids), past, ids.device), (len(ids), ids.shape[1]), None)
+        return Batch(
+            flat, Segments.from_lengths((ids.shape[1],) * len(ids), past, ids.device), (len(ids), ids.shape[1]), None
+        )
 
     def host(x: Tensor | None) -> Tensor | None:
         if x is None:
@@ -111,7 +115,9 @@ def flatten(
     if past is not None:
         counts = torch.bincount(rows, minlength=len(ids))
         if int(first.sum()) > int((counts > 0).sum()):
-            raise InputError("a row with a cache is one document: segment_ids and positions may not start another in it")
+            raise InputError(
+                "a row with a cache is one document: segment_ids and positions may not start another in it"
+            )
         lengths = counts.tolist()
     else:
         edges = torch.cat([first.nonzero()[:, 0], torch.tensor([len(rows)])])

@@ -11,10 +11,11 @@ from undertow.ops import Ops
 
 
 def hash_table(vocabulary: int, experts: int, k: int, generator: torch.Generator) -> Tensor:
-    """`k` distinct experts for every token id, `[V, k]` int64, each expert used equally often to within `V k / E` rounding.
+    """`k` distinct experts for every token id, `[V, k]` int64, each expert used equally often to within `V k / E`
+    rounding.
 
-    Row `v` takes `k` consecutive entries of a random permutation of the experts, a new permutation whenever one is used up,
-    starting the row over on the new one if fewer than `k` are left.
+    Row `v` takes `k` consecutive entries of a random permutation of the experts, a new permutation whenever one is
+    used up, starting the row over on the new one if fewer than `k` are left.
     """
     rows_each = experts // k
     permutations = torch.rand(-(-vocabulary // rows_each), experts, generator=generator).argsort(-1)
@@ -28,14 +29,14 @@ def initialise(model: Transformer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif leaf == "scale":
+        if name.endswith("norm.weight") or leaf == "scale":
             parameter.fill_(1.0)
         elif leaf in ("base", "ape", "attn_sink"):
             parameter.zero_()
         else:
-            values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, config.initializer_range, generator=generator)
+            values = torch.empty(parameter.shape, dtype=torch.float32).normal_(
+                0.0, config.initializer_range, generator=generator
+            )
             parameter.copy_(values)
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
@@ -51,8 +52,8 @@ def build_model(
     device: torch.device | str = "cpu",
     ops: Ops | None = None,
 ) -> Transformer:
-    """A freshly initialised model. `dtype` is that of the matrices; hyper-connections, sinks, positional gates and router
-    biases stay float32."""
+    """A freshly initialised model. `dtype` is that of the matrices; hyper-connections, sinks, positional gates and
+    router biases stay float32."""
     model = Transformer(config, ops=ops, device=device, dtype=dtype)
     initialise(model, seed)
     return model

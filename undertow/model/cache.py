@@ -1,8 +1,8 @@
 """What earlier tokens leave behind for later ones: per layer, rows of each kind and the open windows of HCA.
 
-`LayerCache` is the protocol a layer sees: `append` rows and get back all that are held, `load` and `store` a small state.
-`NoCache` serves training; `ContiguousCache` keeps every kind as one tensor, document after document, and never writes in
-place, so that a snapshot is a copy of references.
+`LayerCache` is the protocol a layer sees: `append` rows and get back all that are held, `load` and `store` a small
+state. `NoCache` serves training; `ContiguousCache` keeps every kind as one tensor, document after document, and never
+writes in place, so that a snapshot is a copy of references.
 """
 
 from __future__ import annotations

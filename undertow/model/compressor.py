@@ -79,7 +79,9 @@ class Compressor(nn.Module):
 _this_call = RowKind("this call", 1, lambda tokens: 0)
 
 
-def _open_windows(kept: Running | None, state: Running, owner: Tensor, still_open: Tensor, segments: Segments) -> Running:
+def _open_windows(
+    kept: Running | None, state: Running, owner: Tensor, still_open: Tensor, segments: Segments
+) -> Running:
     """Running softmax of each document's open window after this call; documents without new tokens keep theirs."""
     after = Running.empty(len(segments.new), state.top.shape[1], state.top)
     if kept is not None:

@@ -12,7 +12,8 @@ from undertow.ops.reference.precision import sigmoid, wide
 
 
 def project(streams: Tensor, fn: Tensor, eps: float, ops: Ops) -> Tensor:
-    """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of fn]`."""
+    """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of
+    fn]`."""
     flat = wide(streams.flatten(1))
     inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     return ops.linear(flat, wide(fn)) * inverse

@@ -45,7 +45,8 @@ class Indexer(nn.Module):
         self.compressor = Compressor(config, config.csa_ratio, width, True, ops)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """`x @ H / sqrt(width)`: no effect on scores in exact arithmetic, evens out what a low-precision type must hold."""
+        """`x @ H / sqrt(width)`: no effect on scores in exact arithmetic, evens out what a low-precision type must
+        hold."""
         if not self.config.index_hadamard:
             return x
         return self.ops.linear(x, hadamard_signs(x.shape[-1], x.dtype, x.device)) * x.shape[-1] ** -0.5

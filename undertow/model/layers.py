@@ -1,4 +1,5 @@
-"""Parameter holders that every block uses: a bias-free linear map and RMSNorm, both computing through the operator table."""
+"""Parameter holders that every block uses: a bias-free linear map and RMSNorm, both computing through the operator
+table."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(experts, d, inner))
 
     def forward(self, rows: Tensor, weights: Tensor, counts: tuple[int, ...]) -> Tensor:
-        """`rows [N, d]` in expert order, `weights [N]`, `counts [E]` -> `[N, d]`. Weights enter before `w2`, in float32."""
+        """`rows [N, d]` in expert order, `weights [N]`, `counts [E]` -> `[N, d]`. Weights enter before `w2`, in
+        float32."""
         gate, up = self.ops.grouped_linear(rows, self.w13, counts).chunk(2, dim=-1)
         return self.ops.grouped_linear(self.ops.swiglu(gate, up, self.limit, weights), self.w2, counts)
 

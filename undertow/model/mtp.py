@@ -1,8 +1,9 @@
-"""Multi-token prediction (model card 7): one block that predicts token `t + 2` from the trunk's streams and token `t + 1`."""
+"""Multi-token prediction (model card 7): one block that predicts token `t + 2` from the trunk's streams and token `t
++ 1`."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from undertow.config.model import ModelConfig
 from undertow.model.block import Block

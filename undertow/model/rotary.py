@@ -33,7 +33,9 @@ def frequencies(config: ModelConfig, compressed: bool, device: torch.device | No
     yarn = config.rope_scaling
 
     def dimension(rotations: float) -> float:
-        return width * math.log(yarn.original_max_position_embeddings / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return (
+            width * math.log(yarn.original_max_position_embeddings / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        )
 
     low = max(math.floor(dimension(yarn.beta_fast)), 0)
     high = min(math.ceil(dimension(yarn.beta_slow)), width - 1)

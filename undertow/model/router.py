@@ -21,7 +21,8 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores every expert in float32. A hash layer takes the choice from `tid2eid[token id]`, others from score + `bias`.
+    """Scores every expert in float32. A hash layer takes the choice from `tid2eid[token id]`, others from score +
+    `bias`.
 
     `bias` is a buffer: it balances load between optimiser steps, not by gradient.
     """
@@ -45,6 +46,4 @@ class Router(nn.Module):
         logits = self.ops.linear(wide(x), wide(self.weight))
         chosen = replay if replay is not None else self.tid2eid[ids] if self.hashed else None
         bias = None if self.hashed else self.bias
-        return Routing(
-            *self.ops.route(logits, bias, config.num_experts_per_tok, config.routed_scaling_factor, chosen)
-        )
+        return Routing(*self.ops.route(logits, bias, config.num_experts_per_tok, config.routed_scaling_factor, chosen))

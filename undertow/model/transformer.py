@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +96,9 @@ class Transformer(nn.Module):
         """Logits `[B, S, V]` float32 of `input_ids [B, S]`; with `return_mtp` an `Output`.
 
         `attention_mask` (0 = padding, anywhere), `segment_ids` (packed documents) and `positions` are `[B, S]`, see
-        `undertow.model.batch.flatten`. `cache` (from `new_cache`) holds the tokens before these, one document a row, and
-        is advanced. Raises `InputError` for ids outside the vocabulary or documents beyond `max_position_embeddings`.
+        `undertow.model.batch.flatten`. `cache` (from `new_cache`) holds the tokens before these, one document a row,
+        and is advanced. Raises `InputError` for ids outside the vocabulary or documents beyond
+        `max_position_embeddings`.
         """
         past = None if cache is None else cache.lengths
         batch = flatten(input_ids, self.config.vocab_size, attention_mask, positions, segment_ids, past)
@@ -120,7 +121,8 @@ class Transformer(nn.Module):
         longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
         if longest > self.config.max_position_embeddings:
             raise InputError(
-                f"a document of {longest} tokens exceeds max_position_embeddings {self.config.max_position_embeddings}: shorten it"
+                f"a document of {longest} tokens exceeds max_position_embeddings "
+                f"{self.config.max_position_embeddings}: shorten it"
             )
         context = Context(self.config, ids, segments)
         streams = self.embed.weight[ids][:, None].expand(-1, self.config.hc_mult, -1)
@@ -151,7 +153,7 @@ class Transformer(nn.Module):
         """
         if not self.mtp:
             raise InputError("this model has no MTP block (num_nextn_predict_layers is 0)")
-        block = self.mtp[0]
+        block = cast(MTPBlock, self.mtp[0])
         layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
         embedding = self.embed.weight[next_ids]
         hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)

@@ -1,7 +1,7 @@
 """Operators: what the model computes with, each one name over interchangeable backends.
 
-`Ops` is the table a model is built with: the wanted backend of each operator and whether results must be batch-invariant.
-Its attributes are the operators, `ops.rms_norm(x, weight, eps)`; signatures and shapes are those of
+`Ops` is the table a model is built with: the wanted backend of each operator and whether results must be
+batch-invariant. Its attributes are the operators, `ops.rms_norm(x, weight, eps)`; signatures and shapes are those of
 `undertow.ops.reference`, which is the definition of every one.
 """
 
@@ -22,14 +22,18 @@ __all__ = ["OPS", "Choice", "Ops", "Segments", "explain"]
 class Ops:
     """Operators of one model on one device.
 
-    `choices` maps operator names to backends (`auto` where absent); an unknown name or a backend that cannot serve raises
-    `InputError` here, not in the middle of a step. With `batch_invariant` every row's result has the same bits whatever
-    shares the call: other documents, other chunks, padding.
+    `choices` maps operator names to backends (`auto` where absent); an unknown name or a backend that cannot serve
+    raises `InputError` here, not in the middle of a step. With `batch_invariant` every row's result has the same bits
+    whatever shares the call: other documents, other chunks, padding.
     """
 
     # One attribute per operator of the registry; calls are typed by the reference functions' signatures.
     def __init__(
-        self, choices: Mapping[str, str] | None = None, *, batch_invariant: bool = False, device: str | torch.device = "cpu"
+        self,
+        choices: Mapping[str, str] | None = None,
+        *,
+        batch_invariant: bool = False,
+        device: str | torch.device = "cpu",
     ):
         self.batch_invariant = batch_invariant
         self.choices: dict[str, Choice] = {choice.op: choice for choice in explain(device, choices)}

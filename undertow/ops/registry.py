@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from undertow.config.errors import InputError
-from undertow.ops.reference import attention, compress, cross_entropy, experts, hyper, indexer, linear, norm, rotary, router
+from undertow.ops.reference import (
+    attention,
+    compress,
+    cross_entropy,
+    experts,
+    hyper,
+    indexer,
+    linear,
+    norm,
+    rotary,
+    router,
+)
 
 # Best first: the first backend that does not refuse is what `auto` takes.
 BACKENDS = ("gluon", "triton", "reference")
@@ -40,8 +51,8 @@ OPS = tuple(REFERENCE)
 
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
-    ("linear", "block_linear", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention", "grouped_linear", "linear_cross_entropy")
-)  # fmt: skip
+    ("linear", "block_linear", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
+    "grouped_linear", "linear_cross_entropy") )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """Documents of one call as flat rows: the index arithmetic that packing, padding and incremental decode all share.
 
-The model never sees `[batch, sequence]`. Tokens of all documents lie end to end in one axis `T`; a `Segments` says which
-document owns which rows and how many tokens of it earlier calls have already put into a cache. Whatever a layer keeps of
-earlier calls (window latents, compressed entries, open compressor rows) is a `Rows`: kept rows first, this call's after
-them, found by document and index. Padding is therefore absent, a packed document is a document, a chunk is a document
-with a past.
+The model never sees `[batch, sequence]`. Tokens of all documents lie end to end in one axis `T`; a `Segments` says
+which document owns which rows and how many tokens of it earlier calls have already put into a cache. Whatever a layer
+keeps of earlier calls (window latents, compressed entries, open compressor rows) is a `Rows`: kept rows first, this
+call's after them, found by document and index. Padding is therefore absent, a packed document is a document, a chunk
+is a document with a past.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate
 
 import torch
@@ -24,26 +24,27 @@ def _offsets(counts: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class RowKind:
-    """What a layer keeps of a document: one row per `every` tokens, of which `held(tokens)` remain after so many tokens."""
+    """What a layer keeps of a document: one row per `every` tokens, of which `held(tokens)` remain after so many
+    tokens."""
 
     name: str
     every: int
     held: Callable[[int], int]
 
 
-@lru_cache(maxsize=None)
+@cache
 def window_rows(window: int) -> RowKind:
     """Latents of the sliding window: a later token needs the `window - 1` rows before it."""
     return RowKind("window", 1, lambda tokens: min(tokens, window - 1))
 
 
-@lru_cache(maxsize=None)
+@cache
 def entry_rows(ratio: int) -> RowKind:
     """Compressed entries (or indexer keys), one per complete group of `ratio` tokens, kept for good."""
     return RowKind("entries", ratio, lambda tokens: tokens // ratio)
 
 
-@lru_cache(maxsize=None)
+@cache
 def tail_rows(ratio: int) -> RowKind:
     """Rows a compressor with overlap still needs: its open group and the complete group before that."""
     return RowKind("tail", 1, lambda tokens: tokens % ratio + (ratio if tokens >= ratio else 0))
@@ -93,7 +94,8 @@ class Rows:
 
 
 def spread(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """For counts `[c0, c1, ..]`: the owner of each of `sum(counts)` items and its number within the owner, both int64."""
+    """For counts `[c0, c1, ..]`: the owner of each of `sum(counts)` items and its number within the owner, both
+    int64."""
     sizes = torch.tensor(list(counts), dtype=torch.int64)
     owner = torch.repeat_interleave(torch.arange(len(counts)), sizes)
     step = torch.arange(len(owner)) - torch.tensor(_offsets(counts), dtype=torch.int64)[owner]
@@ -104,7 +106,8 @@ def spread(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]
 class QueryBlocks:
     """Queries cut into blocks at absolute multiples of `size`, so that a query's place never depends on its neighbours.
 
-    `query [n, size]` is the flat row or -1, `document [n]` the owner, `first [n]` the position of the block's first slot.
+    `query [n, size]` is the flat row or -1, `document [n]` the owner, `first [n]` the position of the block's first
+    slot.
     """
 
     size: int
@@ -121,7 +124,8 @@ class QueryBlocks:
 
 @dataclass(frozen=True)
 class Segments:
-    """Documents of one call: `new[i]` tokens of document `i` lie in the flat axis, after `past[i]` tokens seen before."""
+    """Documents of one call: `new[i]` tokens of document `i` lie in the flat axis, after `past[i]` tokens seen
+    before."""
 
     new: tuple[int, ...]
     past: tuple[int, ...]
@@ -129,7 +133,9 @@ class Segments:
     _memo: dict = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_lengths(cls, new: Sequence[int], past: Sequence[int] | None = None, device: torch.device | str = "cpu") -> Segments:
+    def from_lengths(
+        cls, new: Sequence[int], past: Sequence[int] | None = None, device: torch.device | str = "cpu"
+    ) -> Segments:
         """Documents of the given lengths in tokens, each continuing after `past` tokens (none by default)."""
         return cls(tuple(new), tuple(past) if past is not None else (0,) * len(new), torch.device(device))
 
@@ -165,7 +171,8 @@ class Segments:
         return self._memo[kind]
 
     def groups(self, ratio: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Groups of `ratio` tokens that this call touches: document `[G]`, number `[G]`, whether it is now complete `[G]`."""
+        """Groups of `ratio` tokens that this call touches: document `[G]`, number `[G]`, whether it is now complete
+        `[G]`."""
         key = ("groups", ratio)
         if key not in self._memo:
             touched = [-(-(p + n) // ratio) - p // ratio if n else 0 for p, n in zip(self.past, self.new, strict=True)]
@@ -177,7 +184,7 @@ class Segments:
 
     def entry_positions(self, ratio: int) -> Tensor:
         """Rotary position of each entry that this call completes: the first own token of its group, `[N]`."""
-        document, number, complete = self.groups(ratio)
+        _, number, complete = self.groups(ratio)
         return number[complete] * ratio
 
     def blocks(self, size: int) -> QueryBlocks:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undertow.ops.reference.precision import wide
 from undertow.ops.reference.tiles import ANCHORED_BLOCK, ENTRY_CHUNK, block_size, gather_queries, groups_of_blocks
-from undertow.ops.segments import QueryBlocks, Rows, RowLayout, Segments
+from undertow.ops.segments import QueryBlocks, RowLayout, Rows, Segments
 
 
 class _Problem(NamedTuple):
@@ -174,9 +174,9 @@ def sparse_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of every query to its window, its document's visible entries and a sink; value = key.
 
-    `q [T, h, D]`, `window` rows `[., D]` (one a token), `entries` rows `[., D]` (one per `ratio` tokens) or None for SWA,
-    `selected [T, k]` entry numbers or -1 (CSA) or None for all visible (HCA), `sink [h]`. A query at position `t` sees
-    window keys `t - window_size < j <= t` and entries `s < (t + 1) // ratio`.
+    `q [T, h, D]`, `window` rows `[., D]` (one a token), `entries` rows `[., D]` (one per `ratio` tokens) or None for
+    SWA, `selected [T, k]` entry numbers or -1 (CSA) or None for all visible (HCA), `sink [h]`. A query at position
+    `t` sees window keys `t - window_size < j <= t` and entries `s < (t + 1) // ratio`.
     Returns `o [T, h, D]` and the log-sum-exp including the sink `[T, h]` float32 (not differentiable).
     """
     blocks = segments.blocks(ANCHORED_BLOCK if invariant else block_size(segments))

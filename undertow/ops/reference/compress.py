@@ -1,7 +1,8 @@
 """Compressor pooling (model card 3.1): a softmax per channel over the slots of a window, as a running (max, sum, sum).
 
-A window's state is its running maximum, weight sum and weighted sum, so a long window may stay open between calls at the
-cost of three rows. `invariant` adds slots one by one in order: whole, chunked and token-by-token give the same bits.
+A window's state is its running maximum, weight sum and weighted sum, so a long window may stay open between calls at
+the cost of three rows. `invariant` adds slots one by one in order: whole, chunked and token-by-token give the same
+bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import Tensor
 
 
 class Running(NamedTuple):
-    """Open softmax of each window and channel, each `[G, c]` float32: maximum, sum of weights, weighted sum of values."""
+    """Open softmax of each window and channel, each `[G, c]` float32: maximum, sum of weights, weighted sum of
+    values."""
 
     top: Tensor
     weight: Tensor
@@ -82,8 +84,8 @@ def compress_pool(
     """Pool windows: entry `[g] = sum_j softmax_j(v[slots[g, j]] + ape[j]) * u[slots[g, j]]`, channel by channel.
 
     `u`, `v [R, c]` float32 values and gates, `ape [J, c]`, `slots [G, J]` rows or -1 for an absent slot (weight exactly
-    0), `state` what earlier calls put into each window. Returns the entries `[G, c]` and the state after this call; only
-    entries of complete windows mean anything, and no gradient flows through the state.
+    0), `state` what earlier calls put into each window. Returns the entries `[G, c]` and the state after this call;
+    only entries of complete windows mean anything, and no gradient flows through the state.
     """
     if state is None:
         state = Running.empty(len(slots), u.shape[1], u)

@@ -15,8 +15,8 @@ from undertow.ops.reference.precision import sigmoid, wide
 class Dispatch:
     """Order of a permuted batch of `T` tokens with `k` choices each.
 
-    `choice [T k]` is the flat choice (token `choice // k`) in each slot, `slot [T k]` its inverse, `counts [E]` rows per
-    expert on the host.
+    `choice [T k]` is the flat choice (token `choice // k`) in each slot, `slot [T k]` its inverse, `counts [E]` rows
+    per expert on the host.
     """
 
     choice: Tensor
@@ -102,7 +102,8 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: tuple[int, ...], *, invariant: bool = False) -> Tensor:
-    """Per-expert product: rows of `x [N, K]`, `counts[e]` of them for expert `e`, times `weight [E, O, K]` -> `[N, O]`."""
+    """Per-expert product: rows of `x [N, K]`, `counts[e]` of them for expert `e`, times `weight [E, O, K]` -> `[N,
+    O]`."""
     return _GroupedLinear.apply(x, weight, counts, invariant)
 
 
@@ -133,7 +134,8 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
-    """Clamped SwiGLU in float32: `silu(min(gate, limit)) * clamp(up, -limit, limit)`, times `weight [N]` per row if given.
+    """Clamped SwiGLU in float32: `silu(min(gate, limit)) * clamp(up, -limit, limit)`, times `weight [N]` per row if
+    given.
 
     `gate`, `up [N, I]` -> `[N, I]` in their type. Gradients are zero outside the bounds (model card 6).
     """

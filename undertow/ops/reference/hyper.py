@@ -1,7 +1,7 @@
 """Manifold-constrained hyper-connections (model card 5): coefficients, collapse, expand and Sinkhorn-Knopp, in float32.
 
-The sums over the few streams are written out: torch's reductions over so short an axis depend on how many rows share the
-call, elementwise additions do not.
+The sums over the few streams are written out: torch's reductions over so short an axis depend on how many rows share
+the call, elementwise additions do not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from undertow.ops.reference.precision import sigmoid, wide
 
 
 def _axis_sum(m: Tensor, axis: int) -> Tensor:
-    total = m.select(axis, 0).clone()
-    for k in range(1, m.shape[axis]):
-        total += m.select(axis, k)
+    first, *rest = m.unbind(axis)
+    if not rest:
+        return first.clone().unsqueeze(axis)
+    total = first + rest[0]
+    for part in rest[1:]:
+        total += part
     return total.unsqueeze(axis)
 
 
@@ -58,8 +61,9 @@ class _Sinkhorn(torch.autograd.Function):
 
 
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Doubly stochastic matrices from `logits [T, n, n]`: row softmax + eps, a column step, then `iterations - 1` row and
-    column steps, each dividing by its sum + eps (model card 5). Backward recomputes the trajectory. -> `[T, n, n]` float32.
+    """Doubly stochastic matrices from `logits [T, n, n]`: row softmax + eps, a column step, then `iterations - 1` row
+    and column steps, each dividing by its sum + eps (model card 5). Backward recomputes the trajectory. -> `[T, n, n]`
+    float32.
     """
     return _Sinkhorn.apply(logits, iterations, eps)
 

@@ -1,4 +1,5 @@
-"""Lightning indexer (model card 4.1): `I[t, s] = sum_j w[t, j] relu(q[t, j] . k[s])` over visible entries, and its top-k."""
+"""Lightning indexer (model card 4.1): `I[t, s] = sum_j w[t, j] relu(q[t, j] . k[s])` over visible entries, and its
+top-k."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def _scored(
 def indexer_scores(
     q: Tensor, keys: Rows, weights: Tensor, segments: Segments, ratio: int, *, invariant: bool = False
 ) -> Tensor:
-    """All scores at once, `[T, N]` with `N` the longest document's entries and `-inf` where not visible: for short inputs.
+    """All scores at once, `[T, N]` with `N` the longest document's entries and `-inf` where not visible: for short
+    inputs.
 
     `q [T, h, c]`, `keys` rows `[., c]` one per entry, `weights [T, h]` already scaled by `(h c)^-1/2`.
     """

@@ -10,7 +10,8 @@ TILE = 32
 
 
 def tiled_product(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [N, K] @ weight[O, K].T` in products of exactly `TILE` rows, so that a row's bits never depend on its neighbours."""
+    """`x [N, K] @ weight[O, K].T` in products of exactly `TILE` rows, so that a row's bits never depend on its
+    neighbours."""
     rows = len(x)
     out = x.new_empty(rows, weight.shape[0])
     transposed = weight.t()
@@ -43,7 +44,8 @@ def linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
 
 
 def block_linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
-    """`x [T, g, K]` times `weight [g, O, K]`, group by group -> `[T, g, O]` (grouped output projection, model card 2.4)."""
+    """`x [T, g, K]` times `weight [g, O, K]`, group by group -> `[T, g, O]` (grouped output projection, model card
+    2.4)."""
     if not invariant:
         return torch.einsum("tgk,gok->tgo", x, weight)
     return torch.stack([linear(x[:, g], weight[g], invariant=True) for g in range(weight.shape[0])], dim=1)

@@ -22,13 +22,15 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight, inverse = ctx.saved_tensors
-        normed = wide(x) * inverse
-        g = wide(grad)
-        grad_weight = None
-        if weight is not None:
-            grad_weight = torch.einsum("nd,nd->d", g.flatten(0, -2), normed.flatten(0, -2)).to(weight.dtype)
-            g = g * wide(weight)
-        inner = (g * normed).mean(-1, keepdim=True)
+        normed, g, grad_weight = wide(x) * inverse, wide(grad), None
+        along = g * normed
+        if weight is None:
+            inner = along.mean(-1, keepdim=True)
+        else:
+            w = wide(weight)
+            grad_weight = along.flatten(0, -2).sum(0).to(weight.dtype)
+            inner = torch.mv(along.flatten(0, -2), w).view_as(inverse) / x.shape[-1]
+            g = torch.mul(g, w, out=along)
         return normed.mul_(inner).neg_().add_(g).mul_(inverse).to(x.dtype), grad_weight, None
 
 

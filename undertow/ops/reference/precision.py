@@ -12,5 +12,6 @@ def wide(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """Logistic function from `exp` alone: torch's own gives a value other last bits at a vector's tail than inside it."""
+    """Logistic function from `exp` alone: torch's own gives a value other last bits at a vector's tail than inside
+    it."""
     return 1.0 / (1.0 + torch.exp(-x))

@@ -1,4 +1,5 @@
-"""Expert choice and weights (model card 6): scores `sqrt(softplus(logit))`, top-k of score + bias, weights from scores."""
+"""Expert choice and weights (model card 6): scores `sqrt(softplus(logit))`, top-k of score + bias, weights from
+scores."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class _SqrtSoftplus(torch.autograd.Function):
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
-    """`sqrt(softplus(x))`, softplus linear above 20; the gradient is the closed form, finite where autograd's is NaN."""
+    """`sqrt(softplus(x))`, softplus linear above 20; the gradient is the closed form, finite where autograd's is
+    NaN."""
     return _SqrtSoftplus.apply(x)
 
 
@@ -40,8 +42,8 @@ def route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Router tail: `logits [T, E]` float32 -> indices `[T, k]` int64, weights `[T, k]`, scores `[T, E]` (float32).
 
-    `bias [E]` moves the choice but not the weights; `chosen [T, k]` replaces the choice (hash layers, replay). Weights are
-    `scale * score / sum of chosen scores`.
+    `bias [E]` moves the choice but not the weights; `chosen [T, k]` replaces the choice (hash layers, replay).
+    Weights are `scale * score / sum of chosen scores`.
     """
     scores = sqrt_softplus(wide(logits))
     if chosen is None:

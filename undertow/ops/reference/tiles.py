@@ -1,4 +1,5 @@
-"""How attention and the indexer cut their queries: blocks of consecutive positions, a bounded number of them at a time."""
+"""How attention and the indexer cut their queries: blocks of consecutive positions, a bounded number of them at a
+time."""
 
 from __future__ import annotations
 
@@ -23,9 +24,7 @@ def block_size(segments: Segments) -> int:
     return min(64, 1 << max(longest - 1, 0).bit_length())
 
 
-def groups_of_blocks(
-    blocks: QueryBlocks, heads: int, keys: Callable[[int], int], invariant: bool
-) -> Iterator[slice]:
+def groups_of_blocks(blocks: QueryBlocks, heads: int, keys: Callable[[int], int], invariant: bool) -> Iterator[slice]:
     """Consecutive blocks whose scores fit the budget; one block at a time when `invariant`. `keys(last position)`."""
     start = 0
     while start < blocks.count:

@@ -1,0 +1,78 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from undertow.cli import machine, main
+from undertow.ops.registry import OPS
+
+
+def test_json_tells_versions_devices_and_every_operator(capsys):
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (
+        facts["versions"]["torch"] == torch.__version__.split("+")[0] or facts["versions"]["torch"] == torch.__version__
+    )
+    assert facts["versions"]["python"] == sys.version.split()[0]
+    assert facts["devices"][0]["device"] == "cpu" and facts["devices"][0]["fp8_dialect"] == "none"
+    cpu = {choice["op"]: choice for choice in facts["ops"]["cpu"]}
+    assert tuple(cpu) == OPS
+    assert cpu["linear"]["chosen"] == "reference"
+    assert cpu["linear"]["refused"]["triton"] == "triton kernels need a GPU"
+
+
+def test_tables_show_the_reasons(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("sparse_attention ")]
+    assert row.split(maxsplit=2)[1] == "reference" and "; triton kernels need a GPU" in row
+
+
+def test_a_missing_package_is_said(monkeypatch):
+    monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
+    assert machine.versions()["no-such-package"] == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dialect"),
+    [
+        ("gfx942", "fnuz"),
+        ("gfx940", "fnuz"),
+        ("gfx950", "ocp"),
+        ("gfx1201", "ocp"),
+        ("gfx90a", "none"),
+        ("gfx1100", "none"),
+        ("sm_80", "none"),
+        ("sm_89", "ocp"),
+        ("sm_90", "ocp"),
+        ("sm_100", "ocp"),
+        ("x86_64", "none"),
+    ],
+)
+def test_the_fp8_dialect_follows_the_architecture_string(architecture: str, dialect: str):
+    assert machine.fp8_dialect(architecture) == dialect
+
+
+def test_the_architecture_string_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert machine.architecture_of(SimpleNamespace(major=9, minor=0)) == "sm_90"
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert machine.architecture_of(SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")) == "gfx942"
+
+
+def test_each_kind_of_device_has_its_operators_once(monkeypatch):
+    from undertow.cli import doctor
+
+    gpu = SimpleNamespace(name="AMD Instinct MI308X", gcnArchName="gfx942:sramecc+:xnack-", total_memory=192 * 2**30)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    facts = doctor.examine()
+    assert [(d["device"], d["architecture"], d["fp8_dialect"]) for d in facts["devices"][1:]] == [
+        ("cuda:0", "gfx942", "fnuz"),
+        ("cuda:1", "gfx942", "fnuz"),
+    ]
+    assert list(facts["ops"]) == ["cpu", "cuda"]
+    assert facts["torch_built_for"] == "ROCm 7.2"

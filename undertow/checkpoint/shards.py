@@ -1,0 +1,174 @@
+"""A directory of safetensors files: read lazily tensor by tensor, written shard by shard within bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from undertow.config.errors import InputError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+"""Largest shard by default, in bytes: the usual size of published checkpoints."""
+
+
+class Header(NamedTuple):
+    """What a file says of a tensor without reading it: its safetensors dtype (`F32`, `BF16`, ...) and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Shards:
+    """The tensors of a model directory. Use as a context manager: it holds the files open, and mapped, until it ends.
+
+    `headers` has every tensor by name. Raises `InputError` for a directory without safetensors files, an index that
+    names absent files or contradicts them, and a file that is truncated or no safetensors file.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.headers: dict[str, Header] = {}
+        self._holder: dict[str, Any] = {}
+        self._open = ExitStack()
+        try:
+            listed = _listed_files(directory)
+            for file in listed:
+                self._scan(file)
+            _agree_with_index(directory, listed, self._files())
+        except BaseException:
+            self._open.close()
+            raise
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        self._holder.clear()
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name` on the CPU, backed by the mapped file: copy it before the context ends."""
+        return self._holder[name][1].get_tensor(name)
+
+    def _files(self) -> dict[str, str]:
+        return {name: holder[0] for name, holder in self._holder.items()}
+
+    def _scan(self, file: str) -> None:
+        path = self.directory / file
+        try:
+            handle = self._open.enter_context(safe_open(path, framework="pt", device="cpu"))
+            for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
+                if name in self.headers:
+                    raise InputError(f"{self.directory}: tensor {name} lies in both {self._holder[name][0]} and {file}")
+                view = handle.get_slice(name)
+                self.headers[name] = Header(view.get_dtype(), tuple(view.get_shape()))
+                self._holder[name] = (file, handle)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: truncated or no safetensors file ({error}); copy or download it again") from None
+
+
+def _listed_files(directory: Path) -> dict[str, set[str] | None]:
+    """Files to read, each with the tensors the index places in it (None without an index)."""
+    index = directory / INDEX
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+            files: dict[str, set[str] | None] = {}
+            for name, file in weight_map.items():
+                placed = files.setdefault(file, set())
+                assert placed is not None
+                placed.add(name)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f"{index}: a JSON object is expected whose weight_map gives a file for each tensor"
+            ) from None
+        for file in files:
+            if not isinstance(file, str) or Path(file).name != file:
+                raise InputError(f"{index}: names the file {file!r}; only files beside the index are read")
+        absent = sorted(file for file in files if not (directory / file).exists())
+        if absent:
+            shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+            raise InputError(f"{directory}: {len(absent)} of {len(files)} files of the index are absent ({shown})")
+        return files
+    if (directory / SINGLE).exists():
+        return {SINGLE: None}
+    if any(directory.glob("*.safetensors")):
+        raise InputError(f"{directory}: neither {SINGLE} nor {INDEX}; the index that lists the shards is needed")
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
+    hint = f"; {pickled[0]} is not read, since nothing is unpickled: convert it" if pickled else ""
+    raise InputError(f"{directory}: no safetensors files ({SINGLE} or {INDEX}){hint}")
+
+
+def _agree_with_index(directory: Path, listed: dict[str, set[str] | None], found: dict[str, str]) -> None:
+    for file, placed in listed.items():
+        if placed is None:
+            continue
+        held = {name for name, holder in found.items() if holder == file}
+        if held != placed:
+            odd = sorted(held ^ placed)
+            raise InputError(
+                f"{directory / file}: holds {len(held)} tensors, {INDEX} places {len(placed)} there; they "
+                f"do not belong together (they differ in {', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''})"
+            )
+
+
+class Entry(NamedTuple):
+    """A tensor to write: its name, its size in bytes, and how to get it (called when its shard is written)."""
+
+    name: str
+    size: int
+    load: Callable[[], torch.Tensor]
+
+
+def write_shards(directory: Path, entries: Iterable[Entry], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write `entries` into `directory`: `model.safetensors` if they fit `shard_bytes`, else numbered shards and index.
+
+    Memory needed is that of the largest shard; a tensor above `shard_bytes` gets a shard of its own. Every file is
+    synced to disk. Not atomic by itself: see `undertow.checkpoint.publish`.
+    """
+    if shard_bytes < 1:
+        raise InputError(f"shard size {shard_bytes}: at least one byte is needed")
+    shards: list[list[Entry]] = [[]]
+    filled = total = 0
+    for entry in entries:
+        if shards[-1] and filled + entry.size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(entry)
+        filled += entry.size
+        total += entry.size
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        # Own storage for each: safetensors refuses tensors that share memory, as the slices of stacked experts do.
+        tensors = {entry.name: entry.load().detach().cpu().contiguous().clone() for entry in shard}
+        save_file(tensors, directory / name, metadata={"format": "pt"})
+        sync(directory / name)
+    if len(shards) > 1:
+        weight_map = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        sync(directory / INDEX)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a directory's list of names, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

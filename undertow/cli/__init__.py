@@ -1,0 +1,73 @@
+"""The command line: one module per verb, assembled here, and the one place where errors become exit codes.
+
+A verb module has `register(app)`, which attaches its plain functions to the Typer app it is given, and appears once in
+`VERBS`, in the order of `--help`. Its functions return nothing; they raise an `UndertowError` for a user's mistake and
+`typer.Exit(code)` to end early. Torch, and whatever needs it, is imported inside them, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from undertow import __version__
+from undertow.cli import config, doctor, generate
+from undertow.config.errors import UndertowError
+
+VERBS = (generate, doctor, config)
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="undertow",
+    help="Plan, pretrain, improve by reinforcement learning and serve DeepSeek-V4-family models.",
+    epilog="Exit codes: 0 success, 1 the work failed, 2 bad input, 3 does not fit, 130 interrupted.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"undertow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that come before the verb."""
+
+
+for verb in VERBS:
+    verb.register(app)
+
+
+def _report(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb and return its exit code: 0, 1, 2, 3 or 130 (interrupted).
+
+    `arguments` are the words after `undertow`; by default those of the process. Any exception that is neither an
+    `UndertowError` nor a usage error is a fault of the program and leaves with its traceback.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=words or ["--help"], prog_name="undertow", standalone_mode=False)
+    except UndertowError as error:
+        return _report(str(error), error.exit_code)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "undertow"
+        return _report(f"{error.format_message().rstrip('.')} (see '{command} --help')", error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0

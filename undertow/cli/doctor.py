@@ -1,0 +1,87 @@
+"""`undertow doctor`: what this machine is, which backend each operator will use, and why the others were refused."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undertow.cli.machine import devices, versions
+
+if TYPE_CHECKING:
+    from undertow.ops.registry import Choice
+
+
+def register(app: typer.Typer) -> None:
+    """Attach the verb to the command line."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables. Default: off.")
+    ] = False,
+) -> None:
+    """Show versions, devices and FP8 dialects, and for each operator its backend and why the others were refused."""
+    facts = examine()
+    print(json.dumps(facts, indent=2) if as_json else _tables(facts))
+
+
+def examine() -> dict[str, Any]:
+    """The facts that `doctor --json` prints: `versions`, `system`, `devices` and, for each device type, `ops`."""
+    import torch
+
+    found = devices()
+    kinds = {device.device.split(":")[0]: device.device for device in reversed(found)}
+    return {
+        "versions": {"undertow": _own_version(), **versions()},
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch_built_for": _built_for(torch),
+        "devices": [asdict(device) for device in found],
+        "ops": {kind: _choices(torch.device(name)) for kind, name in sorted(kinds.items())},
+    }
+
+
+def _own_version() -> str:
+    from undertow import __version__
+
+    return __version__
+
+
+def _built_for(torch: Any) -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+
+
+def _choices(device: Any) -> list[dict[str, Any]]:
+    from undertow.ops.registry import explain
+
+    choices: list[Choice] = explain(device)
+    return [{"op": c.op, "chosen": c.chosen, "refused": dict(c.refused)} for c in choices]
+
+
+def _tables(facts: dict[str, Any]) -> str:
+    lines = [*_columns([[name, version] for name, version in facts["versions"].items()])]
+    lines += ["", f"system {facts['system']}; torch built for {facts['torch_built_for']}", ""]
+    rows = [["device", "architecture", "memory GiB", "FP8", "name"]]
+    for device in facts["devices"]:
+        memory = device["memory_bytes"]
+        size = "unknown" if memory is None else f"{memory / 2**30:.1f}"
+        rows.append([device["device"], device["architecture"], size, device["fp8_dialect"], device["name"]])
+    lines += _columns(rows)
+    for kind, choices in facts["ops"].items():
+        rows = [[f"op on {kind}", "backend", "refused"]]
+        for choice in choices:
+            reasons = [why if name in why else f"{name}: {why}" for name, why in choice["refused"].items()]
+            rows.append([choice["op"], choice["chosen"], "; ".join(reasons) or "-"])
+        lines += ["", *_columns(rows)]
+    return "\n".join(lines)
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,80 @@
+"""Facts about this machine: versions, devices, and the FP8 dialect that each architecture computes in."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: its torch name, what it is, its architecture string, memory in bytes, and FP8 dialect or "none"."""
+
+    device: str
+    name: str
+    architecture: str
+    memory_bytes: int | None
+    fp8_dialect: str
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of each package that matters, or "not installed"."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def fp8_dialect(architecture: str) -> str:
+    """Which E4M3 a chip's matrix units read: "fnuz" (bias 8, gfx940 to gfx942), "ocp" (bias 7), or "none".
+
+    Keyed by the architecture string alone: product names mislead (MI325X is a gfx942).
+    """
+    if architecture.startswith("gfx94"):
+        return "fnuz"
+    if architecture.startswith(("gfx95", "gfx12")):
+        return "ocp"
+    if architecture.startswith("sm_"):
+        return "ocp" if int(architecture.removeprefix("sm_")) >= 89 else "none"
+    return "none"
+
+
+def devices() -> list[Device]:
+    """The CPU, then every GPU that torch sees, NVIDIA or AMD."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = [
+        Device("cpu", f"{cores} cores, {torch.get_num_threads()} threads", platform.machine(), _host_memory(), "none")
+    ]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        architecture = architecture_of(properties)
+        found.append(
+            Device(f"cuda:{index}", properties.name, architecture, properties.total_memory, fp8_dialect(architecture))
+        )
+    return found
+
+
+def architecture_of(properties: Any) -> str:
+    """`gfx942`, without its feature flags, for an AMD GPU; `sm_90` for an NVIDIA GPU."""
+    import torch
+
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def _host_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,93 @@
+"""One recipe file: YAML read with positions, so that every value knows its line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, TaggedScalar
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.reader import ReaderError
+
+from undertow.config.errors import ConfigError
+from undertow.config.interpolate import interpolate
+from undertow.config.layer import SECTION, Entry, Layer, Rank, put
+
+
+def place(path: Path) -> str:
+    """A path as a person would write it: relative to the working directory where it lies inside, else whole."""
+    working = Path.cwd()
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(working) if path.is_relative_to(working) else path)
+
+
+def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
+    """The keys of one file with their lines, variables substituted; `extends` is among them, not yet followed.
+
+    Raises `ConfigError`, naming file and line, for a file that cannot be read, is not YAML, repeats a key, is not a
+    mapping at the top, or holds a value that no key takes (a date, a tagged scalar).
+    """
+    name = place(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{name}: cannot read this recipe: {reason}") from None
+    try:
+        tree = YAML(typ="rt", pure=True).load(text)
+    except DuplicateKeyError as error:
+        repeated = str(error.problem).replace("found duplicate", "repeated")
+        raise ConfigError(f"{_line_of(name, error)}: {repeated}") from None
+    except MarkedYAMLError as error:
+        raise ConfigError(f"{_line_of(name, error)}: not valid YAML: {_reason(error)}") from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{name}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
+    if not isinstance(tree, CommentedMap):
+        given = "nothing" if tree is None else f"a {'list' if isinstance(tree, list) else 'single value'}"
+        raise ConfigError(f"{name}:1: a recipe is a mapping of keys, but this file holds {given}")
+    layer: Layer = {}
+    _collect(tree, name, environment, "", layer)
+    return layer
+
+
+def _reason(error: MarkedYAMLError) -> str:
+    return ", ".join(part for part in (error.context, error.problem) if part)
+
+
+def _line_of(name: str, error: MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    return f"{name}:{mark.line + 1}" if mark else name
+
+
+def _collect(tree: CommentedMap, name: str, environment: Mapping[str, str], prefix: str, layer: Layer) -> None:
+    for part, value in tree.items():
+        position = (tree.lc.data or {}).get(part) or (tree.lc.line,)
+        source = f"{name}:{position[0] + 1}"
+        if not isinstance(part, str) or "." in part:
+            mend = "nest it below its section" if isinstance(part, str) else "keys are text"
+            raise ConfigError(f"{source}: key '{part}' cannot stand here: {mend}")
+        key = f"{prefix}{part}"
+        if isinstance(value, CommentedMap):
+            put(layer, key, Entry(SECTION, source, Rank.FILE))
+            _collect(value, name, environment, f"{key}.", layer)
+        else:
+            put(layer, key, interpolate(_plain(value, key, source), source, environment))
+
+
+def _plain(value: Any, key: str, source: str) -> Any:
+    """The value without the wrappers by which the YAML reader remembers formatting."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return [_plain(item, key, source) for item in value]
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    kinds = {CommentedMap: "mapping", TaggedScalar: "tagged value"}
+    kind = kinds.get(type(value), type(value).__name__)
+    raise ConfigError(f"{source}: {key}: a {kind} is not allowed here; quote it if text was meant")

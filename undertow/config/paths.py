@@ -1,0 +1,41 @@
+"""Where recipes lie: a path, or a name such as `pretrain/quickstart` among the recipes that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from undertow.config.document import place
+from undertow.config.errors import ConfigError
+from undertow.config.presets import nearest
+
+
+def recipe_folders() -> list[Path]:
+    """Folders of shipped recipes that exist: that of the installed package, then that of the repository."""
+    package = Path(__file__).resolve().parents[1]
+    return [folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir()]
+
+
+def recipe_names() -> list[str]:
+    """Names of all shipped recipes, sorted."""
+    folders = recipe_folders()
+    return sorted({file.relative_to(d).with_suffix("").as_posix() for d in folders for file in d.rglob("*.yaml")})
+
+
+def recipe_path(name: str | Path) -> Path:
+    """The file of a recipe given as a path, or by its name with or without `.yaml`.
+
+    Raises `ConfigError`, listing the shipped recipes and naming the nearest, if there is none.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise ConfigError(f"recipe '{place(path)}' is a folder; name a .yaml file in it")
+    stem = path.with_suffix("").as_posix() if path.suffix == ".yaml" else path.as_posix()
+    for folder in recipe_folders():
+        file = folder / f"{stem}.yaml"
+        if file.is_file():
+            return file
+    names = recipe_names()
+    shipped = f"(shipped recipes: {', '.join(names) or 'none'})"
+    raise ConfigError(f"no recipe file or name '{name}'{nearest(stem, names)} {shipped}")

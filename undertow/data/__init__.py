@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, packing and byte entropies. A leaf: of Undertow it knows the errors alone, and no torch."""
