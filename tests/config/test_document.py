@@ -94,3 +94,10 @@ def test_no_text_makes_it_crash(tmp_path, text):
         read_document(path, {})
     except ConfigError as error:
         assert len(str(error).splitlines()) == 1
+
+
+def test_absurdly_deep_nesting_is_one_line(tmp_path):
+    recipe = tmp_path / "deep.yaml"
+    recipe.write_text("train: " + "[" * 20000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_document(recipe, {})

@@ -7,6 +7,7 @@ A verb module has `register(app)`, which attaches its plain functions to the Typ
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -70,4 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _report(f"{error.format_message().rstrip('.')} (see '{command} --help')", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; without this, Python's exit would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code if isinstance(code, int) else 0

@@ -47,6 +47,8 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{name}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not a recipe: its brackets or mappings are nested too deeply to read") from None
     if not isinstance(tree, CommentedMap):
         given = "nothing" if tree is None else f"a {'list' if isinstance(tree, list) else 'single value'}"
         raise ConfigError(f"{name}:1: a recipe is a mapping of keys, but this file holds {given}")
