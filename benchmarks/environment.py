@@ -25,7 +25,7 @@ def environment() -> dict[str, object]:
             versions[package] = "not installed"
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "commit": _commit(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

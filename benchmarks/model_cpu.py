@@ -1,6 +1,6 @@
 """The model on a CPU: training throughput beside transformers, and memory against length.
 
-    python benchmarks/model_cpu.py --json benchmarks/results/model_cpu.json
+    python -m benchmarks.model_cpu --json benchmarks/results/model_cpu.json
 
 Throughput: one configuration of 11 M parameters with every layer type, identical in both, forward and backward of the
 next-token loss, batch 8 x 512 tokens, float32, two threads; models take turns and each figure is a median. Memory: peak
@@ -19,8 +19,8 @@ import warnings
 from pathlib import Path
 
 import torch
-from environment import environment
 
+from benchmarks.environment import environment
 from undertow.config.model import ModelConfig
 from undertow.model.build import build_model
 from undertow.ops.segments import Segments
@@ -103,7 +103,10 @@ def memory() -> dict[str, object]:
     peaks = {}
     for length in LENGTHS:
         done = subprocess.run(
-            [sys.executable, __file__, "--peak", str(length)], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "benchmarks.model_cpu", "--peak", str(length)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         peaks[str(length)] = int(done.stdout)
     return {

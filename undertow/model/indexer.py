@@ -19,9 +19,11 @@ from undertow.ops.segments import Rows, Segments, entry_rows
 @lru_cache(maxsize=8)
 def hadamard_signs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The Hadamard matrix of a power of two, entries +-1 (exact in every type), `[width, width]`."""
-    signs = torch.ones(1, 1, dtype=dtype, device=device)
-    while len(signs) < width:
-        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    # Made outside inference mode even when first asked for within it: the cached matrix may serve training later.
+    with torch.inference_mode(False):
+        signs = torch.ones(1, 1, dtype=dtype, device=device)
+        while len(signs) < width:
+            signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     return signs
 
 
