@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from undertow.ops.reference.precision import wide
-from undertow.ops.reference.tiles import ANCHORED_BLOCK, ENTRY_CHUNK, block_size, gather_queries, groups_of_blocks
+from undertow.ops.reference.tiles import ANCHORED_BLOCK, block_size, entry_step, gather_queries, groups_of_blocks
 from undertow.ops.segments import QueryBlocks, RowLayout, Rows, Segments
 
 
@@ -63,7 +63,7 @@ def _chosen(p: _Problem, group: slice, entries: int) -> Tensor | None:
     return table.scatter_(-1, torch.where((picks < 0) | (picks >= entries), entries, picks), True)
 
 
-def _tiles(p: _Problem, group: slice) -> Iterator[_Tile]:
+def _tiles(p: _Problem, group: slice, heads: int) -> Iterator[_Tile]:
     blocks = p.blocks
     positions = blocks.first[group, None] + torch.arange(blocks.size, device=blocks.first.device)
     present = (blocks.query[group] >= 0)[:, :, None, None]
@@ -72,7 +72,7 @@ def _tiles(p: _Problem, group: slice) -> Iterator[_Tile]:
     visible = max(p.visible(last) for last in blocks.last[group])
     if p.entry_layout is None or visible == 0:
         return
-    step = ENTRY_CHUNK if p.invariant else visible
+    step = entry_step(blocks, heads, visible, p.invariant)
     chosen = _chosen(p, group, -(-visible // step) * step)
     limit = (positions + 1) // p.ratio
     for start in range(0, visible, step):
@@ -111,7 +111,7 @@ class _SparseAttention(torch.autograd.Function):
             qb = gather_queries(q, p.blocks, group)
             top = wide(sink)[None, None, :].expand(qb.shape[:3]).to(qb.dtype)
             total, mixed = torch.ones_like(top), torch.zeros_like(qb)
-            for tile in _tiles(p, group):
+            for tile in _tiles(p, group, q.shape[1]):
                 keys = _keys(tile, window, entries)
                 score = _scores(qb, keys, tile, p.scale)
                 new = torch.maximum(top, score.amax(-1))
@@ -139,7 +139,7 @@ class _SparseAttention(torch.autograd.Function):
         for group in _groups(p, q.shape[1]):
             qb, gb, db, lb = (gather_queries(x, p.blocks, group) for x in (q, grad, delta, lse))
             grad_qb = torch.zeros_like(qb)
-            for tile in _tiles(p, group):
+            for tile in _tiles(p, group, q.shape[1]):
                 keys = _keys(tile, window, entries)
                 share = _scores(qb, keys, tile, p.scale).sub_(lb[..., None]).exp_()
                 slope = torch.matmul(gb.flatten(1, 2), keys.transpose(1, 2)).view_as(share)

@@ -45,6 +45,7 @@ def _in_order(u: Tensor, v: Tensor, held: Tensor, state: Running) -> Running:
 
 
 def _at_once(u: Tensor, v: Tensor, held: Tensor, state: Running) -> Running:
+    u = u.masked_fill(~held[..., None], 0.0)
     v = v.masked_fill(~held[..., None], -torch.inf)
     top = torch.maximum(v.amax(1), state.top)
     share = _decay(v, top[:, None])

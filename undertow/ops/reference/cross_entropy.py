@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from undertow.ops.reference.linear import TILE, tiled_product
-from undertow.ops.reference.precision import wide
+from undertow.ops.reference.precision import twinned, wide
 
 IGNORE = -100
 _CHUNK_ELEMENTS = 1 << 22
@@ -26,7 +26,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = slice(start, start + step)
             h = wide(hidden[part])
             logits = tiled_product(h, w) if invariant else h @ w.t()
-            lse[part] = torch.logsumexp(logits, -1)
+            lse[part] = torch.logsumexp(twinned(logits), -1)[: len(h)]
             picked = logits.gather(-1, labels[part, None].clamp(min=0))[:, 0]
             loss[part] = lse[part] - picked + z_loss * lse[part].square()
         ctx.save_for_backward(hidden, weight, labels, lse)

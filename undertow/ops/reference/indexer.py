@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undertow.ops.reference.precision import wide
 from undertow.ops.reference.router import stable_topk
-from undertow.ops.reference.tiles import ANCHORED_BLOCK, ENTRY_CHUNK, block_size, gather_queries, groups_of_blocks
+from undertow.ops.reference.tiles import ANCHORED_BLOCK, block_size, entry_step, gather_queries, groups_of_blocks
 from undertow.ops.segments import QueryBlocks, Rows, Segments
 
 
@@ -22,7 +22,7 @@ def _scored(
     heads = q.shape[1]
     for group in groups_of_blocks(blocks, heads, lambda last: (last + 1) // ratio, invariant):
         visible = max((last + 1) // ratio for last in blocks.last[group])
-        step = ENTRY_CHUNK if invariant else max(visible, 1)
+        step = entry_step(blocks, heads, visible, invariant)
         qb = gather_queries(q, blocks, group)
         wb = gather_queries(weights, blocks, group)[:, :, None]
         document = blocks.document[group, None]
@@ -30,7 +30,7 @@ def _scored(
         for start in range(0, visible, step):
             entry = torch.arange(start, start + step, device=q.device)
             row, held = keys.locate(document, entry.expand(len(document), -1))
-            kb = wide(keys.data[row])
+            kb = wide(keys.data[row]).masked_fill(~held[..., None], 0.0)
             dots = torch.matmul(qb.flatten(1, 2), kb.transpose(1, 2)).view(*qb.shape[:3], step)
             score = torch.matmul(wb, dots.relu_())[:, :, 0]
             limit = (blocks.first[group, None] + torch.arange(blocks.size, device=q.device) + 1) // ratio

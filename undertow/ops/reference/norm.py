@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from undertow.ops.reference.precision import wide
+from undertow.ops.reference.precision import twinned, wide
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         xw = wide(x)
-        inverse = torch.rsqrt(xw.square().mean(-1, keepdim=True).add_(eps))
+        squares = xw.square().reshape(-1, x.shape[-1])
+        mean = twinned(squares).mean(-1)[: len(squares)]
+        inverse = torch.rsqrt(mean + eps).view(*x.shape[:-1], 1)
         ctx.save_for_backward(x, weight, inverse)
         y = xw * inverse
         if weight is not None:
@@ -28,8 +30,8 @@ class _RMSNorm(torch.autograd.Function):
             inner = along.mean(-1, keepdim=True)
         else:
             w = wide(weight)
-            grad_weight = along.flatten(0, -2).sum(0).to(weight.dtype)
-            inner = torch.mv(along.flatten(0, -2), w).view_as(inverse) / x.shape[-1]
+            grad_weight = along.reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+            inner = torch.mv(along.reshape(-1, x.shape[-1]), w).view_as(inverse) / x.shape[-1]
             g = torch.mul(g, w, out=along)
         return normed.mul_(inner).neg_().add_(g).mul_(inverse).to(x.dtype), grad_weight, None
 

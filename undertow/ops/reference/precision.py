@@ -1,4 +1,4 @@
-"""The accumulation type of the reference operators."""
+"""The accumulation type of the reference operators, and elementary functions whose bits depend on one row alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from torch import Tensor
 def wide(x: Tensor) -> Tensor:
     """`x` in the type the references compute in: float64 stays, everything else becomes float32."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def twinned(rows: Tensor) -> Tensor:
+    """`rows [N, D]`, a lone one twice: torch may cut the sum of one long row among its threads, of several never."""
+    return rows.expand(2, -1) if len(rows) == 1 else rows
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from undertow.ops.reference.precision import sigmoid, wide
+from undertow.ops.reference.precision import wide
 
-# Where every chosen score underflows, weights become zero instead of 0/0; no representable score is changed.
-FLOOR = 1e-20
+# Below the least positive score in float32, 3.7e-23: changes none, makes weights zero where all chosen ones underflow.
+FLOOR = 1e-24
 
 
 class _SqrtSoftplus(torch.autograd.Function):
@@ -17,13 +17,14 @@ class _SqrtSoftplus(torch.autograd.Function):
     def forward(ctx, x: Tensor) -> Tensor:
         softplus = torch.where(x > 20.0, x, torch.log1p(torch.exp(x.clamp(max=20.0))))
         score = softplus.sqrt_()
-        ctx.save_for_backward(x, score)
+        ctx.save_for_backward(score)
         return score
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        x, score = ctx.saved_tensors
-        return grad * sigmoid(x) / (2.0 * score).clamp(min=FLOOR)
+        (score,) = ctx.saved_tensors
+        # sigmoid(x) = 1 - exp(-softplus(x)), which keeps its digits where sigmoid itself underflows.
+        return grad * (-torch.expm1(-score.square()) / (2.0 * score).clamp(min=FLOOR))
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
@@ -53,4 +54,4 @@ def route(
     total = picked[:, :1].clone()
     for i in range(1, picked.shape[-1]):
         total = total + picked[:, i : i + 1]
-    return chosen, picked * (scale / total.clamp(min=FLOOR)), scores
+    return chosen, picked / total.clamp(min=FLOOR) * scale, scores

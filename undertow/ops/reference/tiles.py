@@ -24,6 +24,11 @@ def block_size(segments: Segments) -> int:
     return min(64, 1 << max(longest - 1, 0).bit_length())
 
 
+def entry_step(blocks: QueryBlocks, heads: int, visible: int, invariant: bool) -> int:
+    """Entries that one block meets at a time: all that are visible if their scores fit the budget."""
+    return ENTRY_CHUNK if invariant else max(1, min(visible, _BUDGET // (blocks.size * heads)))
+
+
 def groups_of_blocks(blocks: QueryBlocks, heads: int, keys: Callable[[int], int], invariant: bool) -> Iterator[slice]:
     """Consecutive blocks whose scores fit the budget; one block at a time when `invariant`. `keys(last position)`."""
     start = 0
