@@ -2,7 +2,7 @@
 #
 # PYTHON   interpreter that builds .venv (3.11 to 3.13), e.g. PYTHON=python3.12 make venv
 # WORKERS  processes of the test run
-# ARGS     further arguments of `undertow quickstart` or of pytest
+# ARGS     further arguments of `undertow quickstart`, of pytest or of the parity run
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help venv dev quickstart test test-slow check docs
+.PHONY: help venv dev quickstart test test-slow parity check docs
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -30,6 +30,9 @@ test: $(VENV)/.dev ## the tests that need no GPU and little time
 
 test-slow: $(VENV)/.dev ## the longer tests that need no GPU
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+parity: $(VENV)/.dev ## the model beside transformers' on 100 random models (ARGS="--configurations 20")
+	$(BIN)/python -m benchmarks.parity $(ARGS)
 
 check: $(VENV)/.dev ## lint, format, types and the directions of imports
 	$(BIN)/ruff check .

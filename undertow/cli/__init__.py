@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from undertow import __version__
-from undertow.cli import config, doctor, generate
+from undertow.cli import config, doctor, generate, quickstart, train
 from undertow.config.errors import UndertowError
 
-VERBS = (generate, doctor, config)
+VERBS = (quickstart, train, generate, doctor, config)
 INTERRUPTED = 130
 
 app = typer.Typer(

@@ -50,6 +50,7 @@ class TrainConfig(Section):
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="memory of the gradient mean")
     beta2: float = Field(0.95, ge=0, lt=1, description="memory of the squared gradient")
+    epsilon: float = Field(1e-20, gt=0, description="AdamW's addend to the root of the squared gradient")
     gradient_clip: float = Field(1.0, gt=0, description="largest global norm of the gradient")
     mtp_weight: float = Field(0.3, ge=0, description="weight of the multi-token-prediction loss beside the main loss")
     eval_every: int = Field(100, ge=1, description="steps between evaluations on held-out text")

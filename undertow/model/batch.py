@@ -34,9 +34,11 @@ def _same_shape(name: str, value: Tensor, ids: Tensor) -> None:
         raise InputError(f"{name} has shape {list(value.shape)}; input_ids has {list(ids.shape)}: they must be equal")
 
 
-def check_ids(ids: Tensor, vocabulary: int) -> None:
-    """Raise `InputError` for the first token id outside the vocabulary, with its place."""
+def check_ids(ids: Tensor, vocabulary: int, attention_mask: Tensor | None = None) -> None:
+    """Raise `InputError` for the first token id outside the vocabulary, with its place; padding may hold any."""
     wrong = (ids < 0) | (ids >= vocabulary)
+    if attention_mask is not None:
+        wrong &= attention_mask != 0
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         raise InputError(
@@ -98,7 +100,7 @@ def flatten(
     if attention_mask is not None and not bool(attention_mask.all()):
         place = attention_mask.reshape(-1).nonzero()[:, 0]
         flat = flat[place]
-    check_ids(flat, vocabulary)
+    check_ids(ids, vocabulary, attention_mask)
     if place is None and positions is None and segment_ids is None:
         return Batch(
             flat, Segments.from_lengths((ids.shape[1],) * len(ids), past, ids.device), (len(ids), ids.shape[1]), None

@@ -104,6 +104,8 @@ class Transformer(nn.Module):
         batch = flatten(input_ids, self.config.vocab_size, attention_mask, positions, segment_ids, past)
         if return_mtp and cache is not None:
             raise InputError("return_mtp with a cache: the next tokens are not known yet; call model.draft with them")
+        if return_mtp:
+            self._require_mtp()
         trunk = self.trunk(batch.ids, batch.segments, cache)
         logits = batch.spread(self.logits(self.collapse(trunk.streams)))
         if not return_mtp:
@@ -143,6 +145,11 @@ class Transformer(nn.Module):
         """LM head in float32: `[T, d] -> [T, V]`."""
         return self.ops.linear(wide(hidden), wide(self.head.weight))
 
+    def _require_mtp(self) -> MTPBlock:
+        if not self.mtp:
+            raise InputError("this model has no MTP block (num_nextn_predict_layers is 0)")
+        return cast(MTPBlock, self.mtp[0])
+
     def draft(
         self, streams: Tensor, next_ids: Tensor, segments: Segments, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -151,9 +158,7 @@ class Transformer(nn.Module):
         Returns hidden `[T, d]` (through `logits`: the token after the next) and the block's own streams. With a cache,
         `segments` counts the tokens this block has seen (`cache.draft_lengths`).
         """
-        if not self.mtp:
-            raise InputError("this model has no MTP block (num_nextn_predict_layers is 0)")
-        block = cast(MTPBlock, self.mtp[0])
+        block = self._require_mtp()
         layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
         embedding = self.embed.weight[next_ids]
         hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)

@@ -36,7 +36,7 @@ def _scored(
             limit = (blocks.first[group, None] + torch.arange(blocks.size, device=q.device) + 1) // ratio
             hidden = (entry >= limit[..., None]) | ~held[:, None]
             parts.append(score.masked_fill_(hidden, -torch.inf))
-        yield blocks, group, torch.cat(parts, -1) if parts else q.new_empty(*qb.shape[:2], 0)
+        yield blocks, group, torch.cat(parts, -1) if parts else qb.new_empty(*qb.shape[:2], 0)
 
 
 def indexer_scores(

@@ -16,7 +16,20 @@ def twinned(rows: Tensor) -> Tensor:
     return rows.expand(2, -1) if len(rows) == 1 else rows
 
 
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        y = 1.0 / (1.0 + torch.exp(-x))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return grad * y * (1.0 - y)
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """Logistic function from `exp` alone: torch's own gives a value other last bits at a vector's tail than inside
-    it."""
-    return 1.0 / (1.0 + torch.exp(-x))
+    it. The gradient comes from the result, finite where `exp` overflows."""
+    return _Sigmoid.apply(x)

@@ -1,0 +1,149 @@
+"""Checkpoints of a run: complete or absent, whatever happens, and never another model's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.model.small import small_config
+from undertow.checkpoint import training
+from undertow.checkpoint.training import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from undertow.config.errors import InputError, UndertowError
+from undertow.model.build import build_model
+
+CONFIG = small_config()
+CURSOR = {"epoch": 1, "document": 2, "offset": 3, "fingerprint": "abc"}
+
+
+def learned(seed: int = 0, steps: int = 1):
+    """A model and its optimizer after some steps; one parameter never had a gradient."""
+    model = build_model(CONFIG, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        for name, parameter in model.named_parameters():
+            parameter.grad = None if name == "norm.weight" else torch.full_like(parameter, 0.5)
+        optimizer.step()
+    return model, optimizer
+
+
+def state_of(model, optimizer) -> dict[str, torch.Tensor]:
+    state = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        state |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def test_everything_comes_back(tmp_path):
+    model, optimizer = learned(seed=1, steps=3)
+    wanted = state_of(model, optimizer)
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(3, 300, CURSOR))
+    drawn = torch.rand(4)
+    other, others = learned(seed=2, steps=0)
+    assert latest_checkpoint(tmp_path) == path == tmp_path / "step-3"
+    assert load_checkpoint(path, other, others) == Progress(3, 300, CURSOR)
+    got = state_of(other, others)
+    assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
+    assert "norm.weight/exp_avg" not in got and "embed.weight/exp_avg" in got
+    assert torch.equal(torch.rand(4), drawn)
+
+
+def test_nothing_in_it_is_pickled(tmp_path):
+    path = save_checkpoint(tmp_path, *learned(), Progress(1, 1, CURSOR))
+    assert sorted(p.name for p in path.iterdir()) == [
+        *("config.json", "model.safetensors", "optimizer.safetensors", "progress.json")
+    ]
+
+
+def killed(folder: Path, moment: int) -> bool:
+    """Save step 2 in a process that dies before its `moment`-th call to the disk; whether it did die."""
+    model, optimizer = learned(steps=2)
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(moment))
+
+        def counted(function):
+            def until(*given):
+                if next(calls, None) is None:
+                    os._exit(9)
+                return function(*given)
+
+            return until
+
+        training.sync, os.rename, os.replace = counted(training.sync), counted(os.rename), counted(os.replace)
+        save_checkpoint(folder, model, optimizer, Progress(2, 200, CURSOR))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_any_moment_it_leaves_a_complete_checkpoint(tmp_path):
+    save_checkpoint(tmp_path, *learned(steps=1), Progress(1, 100, CURSOR))
+    found = []
+    for moment in range(100):
+        died = killed(tmp_path, moment)
+        path = latest_checkpoint(tmp_path)
+        assert path is not None
+        found.append(load_checkpoint(path, *learned(steps=0)).step)
+        if not died:
+            break
+    # The old one up to the moment when `latest` is replaced, the new one from then on; the next save clears up.
+    assert found == sorted(found) and set(found) == {1, 2} and len(found) > 8
+    save_checkpoint(tmp_path, *learned(steps=3), Progress(3, 300, CURSOR))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-1", "step-2", "step-3"]
+
+
+def test_a_full_disk_leaves_the_last_one(tmp_path, monkeypatch):
+    kept = save_checkpoint(tmp_path, *learned(), Progress(1, 100, CURSOR))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(training, "save_file", full)
+    with pytest.raises(UndertowError, match=r"step-2: the checkpoint cannot be written \(.*No space left") as raised:
+        save_checkpoint(tmp_path, *learned(steps=2), Progress(2, 200, CURSOR))
+    assert raised.value.exit_code == 1
+    assert latest_checkpoint(tmp_path) == kept
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-1"]
+
+
+def test_no_checkpoint_yet(tmp_path):
+    assert latest_checkpoint(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("name", ["step-9", "../elsewhere", "", "step-1x"])
+def test_latest_that_names_nothing(tmp_path, name):
+    for step in (10, 9):
+        (tmp_path / f"step-{step}").mkdir()
+    (tmp_path / "step-9").rmdir()
+    (tmp_path / "latest").write_text(name)
+    with pytest.raises(InputError, match=r"latest: names '.*', which is no checkpoint here; .*\(there are step-10\)"):
+        latest_checkpoint(tmp_path)
+
+
+def test_another_models_checkpoint(tmp_path):
+    path = save_checkpoint(tmp_path, *learned(), Progress(1, 1, CURSOR))
+    model = build_model(small_config(index_topk=2))
+    with pytest.raises(InputError, match="of another model: its index_topk is 3, this run's is 2"):
+        load_checkpoint(path, model, torch.optim.AdamW(model.parameters()))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": 1}', json.dumps({"step": "1", "tokens": 1, "cursor": {}})])
+def test_damaged_progress(tmp_path, text):
+    path = save_checkpoint(tmp_path, *learned(), Progress(1, 1, CURSOR))
+    (path / "progress.json").write_text(text)
+    with pytest.raises(InputError, match=r"progress\.json: damaged: a JSON object with step, tokens, cursor"):
+        load_checkpoint(path, *learned())
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_truncated_tensors(tmp_path, file):
+    path = save_checkpoint(tmp_path, *learned(), Progress(1, 1, CURSOR))
+    data = (path / file).read_bytes()
+    (path / file).write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=rf"{file}: (truncated|damaged)"):
+        load_checkpoint(path, *learned())

@@ -1,0 +1,143 @@
+"""`undertow quickstart`: the whole path, where it may write, and when it says no."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+
+from undertow.cli import main
+from undertow.cli.quickstart import SHORT, begin, course, samples
+from undertow.cli.quickstart.bars import Bars, measure
+from undertow.cli.quickstart.output import FIGURES, PAGE, prepare, write_figures
+from undertow.cli.quickstart.samples import known_words
+from undertow.config.errors import ConfigError, InputError
+from undertow.config.model import ModelConfig
+from undertow.config.resolve import resolve
+from undertow.config.schema import DataConfig, TrainConfig
+from undertow.engine.llm import LLM
+from undertow.engine.sampling import SamplingParams
+from undertow.train.text import read_text
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    scenes = [f"HAMLET:\nTo be, or not to be, that is the question number {i}.\n" * 12 for i in range(8)]
+    path.write_text("\f".join(scenes), "utf-8")
+    return path
+
+
+def tiny(corpus: Path, *more: str) -> tuple[str, ...]:
+    """The short form with less text and fewer steps; the model, its length and every step of the course stay."""
+    less = ("train.steps=2", "train.batch_size=1", "train.eval_every=2", "train.checkpoint_every=1")
+    return (*SHORT, *less, f'data.corpus="{corpus}"', "device=cpu", *more)
+
+
+@pytest.fixture(scope="module")
+def made(corpus, tmp_path_factory) -> tuple[Path, int, str]:
+    """The output of a quickstart that learned nothing and is judged, its exit code, and what it printed."""
+    out, printed = tmp_path_factory.mktemp("made") / "quickstart", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(course, "SAMPLE_TOKENS", 4)
+        patch.setattr(samples, "GREEDY", replace(samples.GREEDY, max_tokens=4))
+        with pytest.raises(typer.Exit) as ended:
+            begin(out, tiny(corpus), judged=True)
+    return out, ended.value.exit_code, printed.getvalue()
+
+
+def test_everything_is_made(made):
+    out, _, _ = made
+    assert sorted(p.name for p in out.iterdir()) == [
+        *("model", "model-released", "model-transformers", FIGURES, PAGE, "run")
+    ]
+    figures = json.loads((out / FIGURES).read_text())
+    assert (figures["finished"], figures["judged"], figures["passed"]) == (True, True, False)
+    assert figures["parameters"]["total"] == 1992060
+    assert figures["nats_per_byte"] > figures["bars"]["token_unigram"]
+    assert [sample.startswith(prompt) for sample, prompt in zip(figures["samples"], ("HAMLET", "[Enter"), strict=True)]
+    assert (out / "run" / "checkpoints" / "latest").read_text() == "step-2\n"
+
+
+def test_a_model_that_learned_nothing_fails_the_verdict(made):
+    _, code, printed = made
+    headings = [line[:2] for line in printed.splitlines() if line[:1].isdigit()]
+    assert headings == ["1.", "2.", "3.", "4.", "5.", "6."]
+    assert printed.count("the same greedy tokens as before export") == 3
+    assert "the same as before saving" in printed
+    assert "  The model is no better than frequencies: it has not learned to use context." in printed
+    assert code == 1
+
+
+def test_the_model_directory_writes_text(made):
+    (answer,) = LLM(made[0] / "model").generate(
+        "HAMLET:", SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    )
+    assert len(answer.token_ids) == 5
+
+
+def test_a_branch_that_never_fires_is_refused(tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"train\.sequence_length 96: selection would never take part"):
+        begin(tmp_path / "out", ("train.sequence_length=96",), judged=True)
+    assert "selection             NOT ACTIVE" in capsys.readouterr().out
+
+
+def test_a_foreign_directory_is_refused(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["quickstart", "--short", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {tmp_path}: holds 'thesis.txt', no output of a quickstart; choose another with --out DIR\n"
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_only_what_a_quickstart_wrote_is_replaced(tmp_path):
+    out = tmp_path / "out"
+    assert prepare(out) is False
+    (out / "run" / "checkpoints").mkdir(parents=True)
+    write_figures(out, {"finished": True})
+    assert prepare(out) is True
+    assert [p.name for p in out.iterdir()] == [FIGURES]
+    assert json.loads((out / FIGURES).read_text()) == {"finished": False}
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds 'notes\.txt'"):
+        prepare(out)
+
+
+def test_interruption_ends_with_130(tmp_path, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(course.Course, "run", interrupted)
+    assert main(["quickstart", "--out", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().out == f"interrupted; what is complete stays in {tmp_path / 'out'}\n"
+
+
+def test_bars_of_a_text(corpus):
+    model = ModelConfig.from_preset("v4-tiny")
+    text = read_text(DataConfig(corpus=str(corpus)), model)
+    bars = measure(text, TrainConfig(batch_size=1, sequence_length=64))
+    assert bars.byte_bigram < bars.byte_unigram < 3.5
+    # Every held-out token is frequent in training, and there are fewer than a hundred kinds of them.
+    assert 0.5 < bars.token_unigram < bars.byte_unigram
+
+
+@pytest.mark.parametrize(("reached", "passed"), [(1.9, True), (2.0, False), (2.5, False), (3.5, False)])
+def test_byte_and_token_frequencies_must_be_beaten(reached, passed):
+    assert Bars(byte_unigram=3.0, byte_bigram=2.4, token_unigram=2.0).passed_by(reached) is passed
+
+
+def test_known_words():
+    # "shal" is cut off at the end, "thou" and "gaol" stand in the corpus, "bree" does not, "to" is short.
+    assert known_words(["thou to Gaol bree shal"], "Thou art in gaol; thou shalt stay") == (2, 3)
+
+
+def test_the_short_form_keeps_the_length_and_the_model():
+    short, full = (resolve("pretrain/quickstart", list(changes), {}).config for changes in (SHORT, ()))
+    assert short.model == full.model
+    assert short.train.sequence_length == full.train.sequence_length
+    assert short.train.steps < full.train.steps

@@ -1,0 +1,70 @@
+"""Who may use a run directory, and what lies in it."""
+
+import json
+
+import pytest
+import torch
+
+from undertow.config.errors import InputError
+from undertow.config.resolve import resolve
+from undertow.model.router import Routing
+from undertow.train.metrics import MetricsFile, expert_load, read_metrics
+from undertow.train.run import RunDirectory
+
+
+def test_a_new_or_empty_directory_is_free(tmp_path):
+    assert RunDirectory(tmp_path / "new").claim(resume=False) is None
+    assert RunDirectory(tmp_path).claim(resume=True) is None
+
+
+def test_a_file_or_foreign_directory_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"is not empty and holds no run; .*out=DIR"):
+        RunDirectory(tmp_path).claim(resume=True)
+    with pytest.raises(InputError, match=r"thesis\.txt: is a file"):
+        RunDirectory(tmp_path / "thesis.txt").claim(resume=False)
+
+
+def test_a_run_is_refused_without_resume_and_begun_again_with_it(tmp_path, recipe):
+    run = RunDirectory(tmp_path / "run")
+    run.describe(recipe(tmp_path / "run"), {}, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"holds a run \(no checkpoint yet\); go on with --resume auto"):
+        run.claim(resume=False)
+    assert run.claim(resume=True) is None
+
+
+def test_description(tmp_path, recipe):
+    run = RunDirectory(tmp_path / "run")
+    run.describe(recipe(tmp_path / "run", "train.steps=5"), {"versions": {"torch": "1"}}, torch.device("cpu"))
+    again = resolve(run.path / "config.yaml", [], {})
+    assert again.config == recipe(tmp_path / "run", "train.steps=5").config
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["versions"] == {"torch": "1"}
+    assert (environment["device"], environment["threads"]) == ("cpu", torch.get_num_threads())
+    run.note("started")
+    run.note("finished")
+    lines = (run.path / "events.log").read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["started", "finished"]
+
+
+def test_metrics_keep_each_step_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path, 0)
+    for step in (1, 2, 3):
+        first.write({"step": step, "loss": 0.1 * step})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"step": 4, "lo')  # as a killed run leaves it
+    second = MetricsFile(path, 2)
+    second.write({"step": 3, "loss": 7})
+    second.close()
+    assert list(read_metrics(path)) == [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 0.2}, {"step": 3, "loss": 7}]
+
+
+def test_expert_load_is_in_even_shares():
+    def routes(*chosen: int) -> Routing:
+        indices = torch.tensor(chosen).view(-1, 2)
+        return Routing(indices, torch.ones_like(indices), torch.zeros(len(indices), 4))
+
+    assert expert_load([routes(0, 1, 2, 3)]) == (1.0, 1.0)
+    assert expert_load([routes(0, 1, 2, 3), routes(0, 1, 0, 2)]) == (2.0, 0.0)

@@ -1,0 +1,73 @@
+"""`undertow quickstart`: the whole path in miniature on real text, without network or GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RECIPE = "pretrain/quickstart"
+
+# The same steps, only fewer of each; the length stays, so that every branch of the model is still taken.
+SHORT = (
+    *("train.steps=8", "train.batch_size=2", "train.warmup_steps=2", "train.log_every=2"),
+    *("train.eval_every=4", "train.eval_batches=1", "train.checkpoint_every=4"),
+)
+
+
+class Device(StrEnum):
+    """Where the quickstart can run."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def register(app: typer.Typer) -> None:
+    """Attach the verb to the command line."""
+    app.command("quickstart")(quickstart)
+
+
+def quickstart(
+    out: Annotated[
+        Path, typer.Option(help="Directory for all that is made; an earlier quickstart's output in it is replaced.")
+    ] = Path("quickstart"),
+    device: Annotated[
+        Device | None,
+        typer.Option(
+            help="Where tensors live: cpu, cuda (AMD GPUs too are called so), or auto, cuda if there is one. "
+            "Default: UNDERTOW_DEVICE, else auto.",
+            show_default=False,
+        ),
+    ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="The same steps in miniature, without a quality bar. Default: off.")
+    ] = False,
+) -> None:
+    """Pretrain a small model on shipped plays, evaluate, save, reload and sample it: some minutes on two cores."""
+    chosen = () if device is None else (f"device={device.value}",)
+    begin(out, (*chosen, *(SHORT if short else ())), judged=not short)
+
+
+def begin(out: Path, overrides: tuple[str, ...], judged: bool) -> None:
+    """Run the quickstart with `overrides` to its recipe; `judged` makes its verdict count.
+
+    Raises `typer.Exit` with code 1 when the model is not good enough, and 130 when interrupted.
+    """
+    from undertow.config.resolve import resolve
+
+    resolved = resolve(RECIPE, [*overrides, f"out={json.dumps(str(out / 'run'))}"], os.environ)
+    from undertow.cli.doctor import examine
+    from undertow.cli.quickstart.course import Course
+
+    try:
+        passed = Course(out, resolved, examine(), judged).run()
+    except KeyboardInterrupt:
+        print(f"interrupted; what is complete stays in {out}", flush=True)
+        raise typer.Exit(130) from None
+    if not passed:
+        raise typer.Exit(1)

@@ -1,0 +1,33 @@
+"""The global norm of the gradient: bounded, and the first place where a run that went wrong shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients so that their global norm is at most `largest`; return the norm before, a float32 scalar.
+
+    Gradients are left alone where the norm is not finite, so that `first_not_finite` can still name the culprit.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    if bool(torch.isfinite(norm)) and float(norm) > largest:
+        for gradient in gradients:
+            gradient.mul_(largest / norm)
+    return norm
+
+
+def first_not_finite(model: nn.Module) -> str | None:
+    """The first parameter, in the model's order, with a value that is not finite; where all are, with a gradient."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            return f"{name} (its value)"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            return f"{name} (its gradient)"
+    return None

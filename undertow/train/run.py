@@ -1,0 +1,97 @@
+"""The directory of a run: resolved configuration, environment, events, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undertow.checkpoint.training import latest_checkpoint
+from undertow.config.dump import to_yaml
+from undertow.config.errors import InputError
+from undertow.config.resolve import Resolved
+
+CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
+ENVIRONMENT, EVENTS = "environment.json", "events.log"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's place on disk."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of `step-N` and `latest`."""
+        return self.path / CHECKPOINTS
+
+    def claim(self, resume: bool) -> Path | None:
+        """Make the directory ready for a run; return the checkpoint to go on from, None to start at the beginning.
+
+        Raises `InputError` for a directory that holds something else, or a run when `resume` is not wanted.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path}: is a file; a run needs a directory, choose one with out=DIR")
+        held = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        if held and CONFIG not in held:
+            raise InputError(f"{self.path}: is not empty and holds no run; choose another directory with out=DIR")
+        checkpoint = latest_checkpoint(self.checkpoints) if held else None
+        if held and not resume:
+            done = checkpoint.name if checkpoint else "no checkpoint yet"
+            raise InputError(
+                f"{self.path}: holds a run ({done}); go on with --resume auto, or choose another directory with out=DIR"
+            )
+        return checkpoint
+
+    def describe(self, resolved: Resolved, facts: dict[str, Any], device: torch.device) -> None:
+        """Write `config.yaml` and `environment.json`; `facts` are the caller's about the machine."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _replace(self.path / CONFIG, to_yaml(resolved))
+            environment = {
+                **facts,
+                "commit": _commit(),
+                "device": str(device),
+                "threads": torch.get_num_threads(),
+            }
+            _replace(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror}); give out=DIR") from None
+
+    def note(self, event: str) -> None:
+        """Append a line with the time to `events.log`."""
+        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}  {event}\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.writing")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, or None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
