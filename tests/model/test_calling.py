@@ -5,7 +5,6 @@ In float32 to 1e-6 by norm; with batch invariance to the bit, in float32 and bfl
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -125,26 +124,25 @@ def test_chunked_is_whole(called, chunk):
     same(out, whole(model, ids).logits)
 
 
+# Tokens that each row takes in turn: some rows stand still in the middle of a group while others go on.
+STEPS = [(5, 0, 2), (0, 3, 1), (1, 0, 0), (7, 19, 2), (0, 1, 7), (2, 0, 0), (19, 2, 1), (1, 1, 1), (0, 0, 19)]
+
+
 def test_ragged_batch_decodes_as_alone(called):
-    """Rows advance by different steps, some by none."""
     model, same = called
     ids = tokens(model.config, 3, LENGTH)
-    cache, rng = model.new_cache(3), random.Random(0)
-    done, rows = [0, 0, 0], [[], [], []]
-    while min(done) < LENGTH:
-        steps = [min(LENGTH - at, rng.choice([0, 1, 2, 7, 19])) for at in done]
-        width = max(steps) + rng.randint(0, 2)
+    cache, rows = model.new_cache(3), [[], [], []]
+    rest = tuple(LENGTH - sum(column) for column in zip(*STEPS, strict=True))
+    for steps in [*STEPS, rest]:
+        done, width = cache.lengths, max(steps) + 2
         chunk, mask = torch.zeros(3, width, dtype=torch.int64), torch.zeros(3, width, dtype=torch.int64)
         for row, (at, n) in enumerate(zip(done, steps, strict=True)):
             chunk[row, width - n :] = ids[row, at : at + n]  # left padding
             mask[row, width - n :] = 1
-        if not width:
-            continue
         out = model(chunk, attention_mask=mask, cache=cache)
         for row, n in enumerate(steps):
             rows[row].append(out[row, width - n :])
-            done[row] += n
-        assert cache.lengths == tuple(done)
+        assert cache.lengths == tuple(at + n for at, n in zip(done, steps, strict=True))
     same(torch.stack([torch.cat(parts) for parts in rows]), whole(model, ids).logits)
 
 
@@ -200,3 +198,22 @@ def test_drafts_in_steps_are_drafts_at_once(called):
         parts.append(model.logits(hidden))
     assert cache.draft_lengths == (LENGTH - 1,)
     same(torch.cat(parts), wanted)
+
+
+def test_cache_of_the_mtp_block_goes_back_and_is_selected_too(called):
+    """Its documents are one token shorter than the trunk's, here both shorter than the window."""
+    model, same = called
+    ids, lengths, order = tokens(model.config, 2, 9), (5, 3), [1, 0, 1]
+    wanted = whole(model, ids).mtp_logits
+    cache, begun, step = model.new_cache(2), Segments.from_lengths(lengths), Segments.from_lengths([1, 1], lengths)
+    first, then = ([ids[row, at : at + n] for row, n in enumerate(lengths)] for at in (0, 1))
+    model.draft(model.trunk(torch.cat(first), begun, cache).streams, torch.cat(then), begun, cache)
+    ahead = model.trunk(torch.stack([ids[row, n] for row, n in enumerate(lengths)]), step, cache).streams
+    snapshot = cache.snapshot()
+    model.draft(ahead, ids[:, 0], step, cache)
+    cache.restore(snapshot)
+    cache.select(order)
+    assert (cache.lengths, cache.draft_lengths) == ((4, 6, 4), (3, 5, 3))
+    following = torch.stack([ids[row, lengths[row] + 1] for row in order])
+    hidden, _ = model.draft(ahead[order], following, Segments.from_lengths([1] * 3, cache.draft_lengths), cache)
+    same(model.logits(hidden), torch.stack([wanted[row, lengths[row]] for row in order]))

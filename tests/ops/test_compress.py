@@ -145,6 +145,17 @@ def test_a_carried_state_equals_the_whole(pieces, ratio, channels):
     assert relative(in_pieces(u, v, ape, pieces, invariant=False), whole) < 1e-6
 
 
+@MODES
+@pytest.mark.parametrize("size", [1e3, -1e3])
+def test_a_carried_state_keeps_its_maximum(size, invariant):
+    """A state of far larger or smaller gates than those that join it."""
+    draw = Draw("maximum", size)
+    u, v, ape = draw.normal(8, 3), draw.normal(8, 3), torch.zeros(8, 3)
+    v[:5] += size
+    whole = naive.plain_entries(u.double(), v.double(), ape.double())
+    assert relative(in_pieces(u, v, ape, [5, 3], invariant), whole) < 1e-4
+
+
 def from_tails(u: Sequence[Tensor], v: Sequence[Tensor], ape: Tensor, segments: Segments) -> Tensor:
     """CSA entries that a call completes, document after document, from the rows of open and previous groups."""
     ratio = len(ape)

@@ -72,6 +72,7 @@ def test_ties_go_to_the_lowest_expert():
     assert route(torch.zeros(2, 8), None, 3, SCALE)[0].tolist() == [[0, 1, 2]] * 2
     logits = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 0.0]])
     assert route(logits, None, 5, SCALE)[0].tolist() == [[1, 2, 4, 0, 3]]
+    assert stable_topk(torch.zeros(2, 3000), 3000).tolist() == [list(range(3000))] * 2
     assert stable_topk(torch.tensor([1.0, 2.0, 2.0, 1.0]), 10).tolist() == [1, 2, 0, 3]
 
 

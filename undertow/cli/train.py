@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from undertow.cli.config import Overrides
+from undertow.cli.threads import patient_threads
 
 
 class Resume(StrEnum):
@@ -36,6 +37,7 @@ def train(
     """Pretrain as a recipe says; configuration, metrics and checkpoints go into its run directory (out=DIR)."""
     from undertow.config.resolve import resolve
 
+    patient_threads()
     resolved = resolve(recipe, overrides or [], os.environ)
     from undertow.cli.doctor import examine
     from undertow.train.pretrain import pretrain

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from undertow.cli.threads import patient_threads
+
 RECIPE = "pretrain/quickstart"
 
 # The same steps, only fewer of each; the length stays, so that every branch of the model is still taken.
@@ -60,6 +62,7 @@ def begin(out: Path, overrides: tuple[str, ...], judged: bool) -> None:
     """
     from undertow.config.resolve import resolve
 
+    patient_threads()
     resolved = resolve(RECIPE, [*overrides, f"out={json.dumps(str(out / 'run'))}"], os.environ)
     from undertow.cli.doctor import examine
     from undertow.cli.quickstart.course import Course
