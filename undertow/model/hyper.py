@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from undertow.config.model import ModelConfig
 from undertow.model.layers import float32_parameter
 from undertow.ops import Ops
-from undertow.ops.reference.precision import sigmoid, wide
+from undertow.ops.reference.precision import sigmoid, twinned, wide
 
 
 def project(streams: Tensor, fn: Tensor, eps: float, ops: Ops) -> Tensor:
     """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of
     fn]`."""
     flat = wide(streams.flatten(1))
-    inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
-    return ops.linear(flat, wide(fn)) * inverse
+    mean = twinned(flat.square()).mean(-1, keepdim=True)[: len(flat)]
+    return ops.linear(flat, wide(fn)) * torch.rsqrt(mean + eps)
 
 
 class HyperConnection(nn.Module):

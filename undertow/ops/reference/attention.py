@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.precision import wide
 from undertow.ops.reference.tiles import ANCHORED_BLOCK, block_size, entry_step, gather_queries, groups_of_blocks
@@ -130,6 +131,7 @@ class _SparseAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[override]
         q, window, entries, sink, out, lse = ctx.saved_tensors
         p: _Problem = ctx.problem

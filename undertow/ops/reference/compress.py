@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class Running(NamedTuple):
@@ -66,6 +67,7 @@ class _Pool(torch.autograd.Function):
         return entry, *run
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[override]
         u, v, ape, slots, lse, entry = ctx.saved_tensors
         held = (slots >= 0)[..., None]

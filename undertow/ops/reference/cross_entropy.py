@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.linear import TILE, tiled_product
 from undertow.ops.reference.precision import twinned, wide
@@ -34,6 +35,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss.masked_fill_(labels == IGNORE, 0.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         hidden, weight, labels, lse = ctx.saved_tensors
         w = wide(weight)

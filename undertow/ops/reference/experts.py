@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from undertow.ops.reference.linear import tiled_product
+from undertow.ops.reference.linear import TILE, tiled_product
 from undertow.ops.reference.precision import sigmoid, wide
 
 
@@ -49,6 +50,7 @@ class _Permute(torch.autograd.Function):
         return x[order.choice // order.k]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return _slot_sum(grad, ctx.order.slot, ctx.order.k).to(grad.dtype), None
 
@@ -60,6 +62,7 @@ class _Unpermute(torch.autograd.Function):
         return _slot_sum(rows, order.slot, order.k)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return grad.to(ctx.dtype)[ctx.order.choice // ctx.order.k], None
 
@@ -74,22 +77,26 @@ def unpermute(rows: Tensor, order: Dispatch) -> Tensor:
     return _Unpermute.apply(rows, order)
 
 
+def _tile_height(rows: int, experts: int) -> int:
+    """Rows of one product outside the batch-invariant mode: a power of two near a quarter of an expert's mean share.
+
+    It follows from the size of the call alone. Were it an expert's own count, a token's last bits would depend on what
+    later tokens choose, and no logit would be strictly causal.
+    """
+    return min(512, max(8, 1 << (rows // (4 * experts)).bit_length() >> 1))
+
+
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, counts: tuple[int, ...], invariant: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.counts = counts
-        out = x.new_empty(len(x), weight.shape[1])
-        for expert, (rows, result) in enumerate(zip(x.split(counts), out.split(counts), strict=True)):
-            if len(rows) == 0:
-                continue
-            if invariant:
-                result.copy_(tiled_product(rows, weight[expert]))
-            else:
-                torch.mm(rows, weight[expert].t(), out=result)
-        return out
+        tile = TILE if invariant else _tile_height(len(x), len(weight))
+        parts = [tiled_product(rows, weight[expert], tile) for expert, rows in enumerate(x.split(counts)) if len(rows)]
+        return torch.cat(parts) if parts else x.new_empty(0, weight.shape[1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight = ctx.saved_tensors
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
@@ -117,6 +124,7 @@ class _SwiGLU(torch.autograd.Function):
         return (h if weight is None else h.mul_(weight[:, None])).to(gate.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         gate, up, weight = ctx.saved_tensors
         limit, d = ctx.limit, wide(grad)

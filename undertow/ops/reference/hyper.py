@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.precision import sigmoid, wide
 
@@ -49,6 +50,7 @@ class _Sinkhorn(torch.autograd.Function):
         return states[-1].permute(2, 0, 1).contiguous()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (logits,) = ctx.saved_tensors
         states, sums, soft = _trajectory(wide(logits).permute(1, 2, 0).contiguous(), ctx.iterations, ctx.eps, keep=True)
@@ -94,6 +96,7 @@ class _Collapse(torch.autograd.Function):
         return y.to(streams.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         streams, pre = ctx.saved_tensors
         g = wide(grad)
@@ -119,6 +122,7 @@ class _Expand(torch.autograd.Function):
         return out.to(streams.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         y, post, mix, streams = ctx.saved_tensors
         g, x, yw = wide(grad), wide(streams), wide(y)

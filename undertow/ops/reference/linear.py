@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # A product of fixed shape gives a row the same bits in every position; one whose row count follows the batch does not.
 TILE = 32
 
 
-def tiled_product(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [N, K] @ weight[O, K].T` in products of exactly `TILE` rows, so that a row's bits never depend on its
-    neighbours."""
+def tiled_product(x: Tensor, weight: Tensor, tile: int = TILE) -> Tensor:
+    """`x [N, K] @ weight[O, K].T` in products of exactly `tile` rows, so that a row's bits never depend on its
+    neighbours or on `N`."""
     rows = len(x)
     out = x.new_empty(rows, weight.shape[0])
     transposed = weight.t()
-    for start in range(0, rows - TILE + 1, TILE):
-        torch.mm(x[start : start + TILE].contiguous(), transposed, out=out[start : start + TILE])
-    if rest := rows % TILE:
-        last = torch.cat([x[rows - rest :], x.new_zeros(TILE - rest, x.shape[1])])
+    for start in range(0, rows - tile + 1, tile):
+        torch.mm(x[start : start + tile].contiguous(), transposed, out=out[start : start + tile])
+    if rest := rows % tile:
+        last = torch.cat([x[rows - rest :], x.new_zeros(tile - rest, x.shape[1])])
         out[rows - rest :] = torch.mm(last, transposed)[:rest]
     return out
 
@@ -30,6 +31,7 @@ class _TiledLinear(torch.autograd.Function):
         return tiled_product(x, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight = ctx.saved_tensors
         return grad @ weight, grad.t() @ x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.precision import twinned, wide
 
@@ -22,6 +23,7 @@ class _RMSNorm(torch.autograd.Function):
         return y.to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         x, weight, inverse = ctx.saved_tensors
         normed, g, grad_weight = wide(x) * inverse, wide(grad), None

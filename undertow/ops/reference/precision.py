@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def wide(x: Tensor) -> Tensor:
@@ -24,6 +25,7 @@ class _Sigmoid(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (y,) = ctx.saved_tensors
         return grad * y * (1.0 - y)

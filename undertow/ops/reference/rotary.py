@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.precision import wide
 
@@ -26,6 +27,7 @@ class _Rotary(torch.autograd.Function):
         return _rotate(x, cos, sin)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None

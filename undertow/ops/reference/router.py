@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.precision import wide
 
@@ -21,6 +22,7 @@ class _SqrtSoftplus(torch.autograd.Function):
         return score
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (score,) = ctx.saved_tensors
         # sigmoid(x) = 1 - exp(-softplus(x)), which keeps its digits where sigmoid itself underflows.
