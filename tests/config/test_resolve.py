@@ -203,7 +203,7 @@ def test_refusals_name_place_key_given_and_allowed(refusal, text, message):
         ),
         (
             "model:\n  preset: v4-tiny\n  num_hidden_layers: 5\n",
-            "a.yaml:3: model: compress_ratios has 5 entries; 6 are needed: num_hidden_layers + num_nextn_predict_layers",
+            "a.yaml:3: model: compress_ratios has 5 entries; 6 are needed: num_hidden_layers + num_nextn_",
         ),
     ],
 )
