@@ -102,3 +102,13 @@ def test_building_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     build_model(small_config())
     assert torch.equal(torch.rand(3), wanted)
+
+
+def test_the_default_type_of_torch_changes_no_weight():
+    wanted = build_model(ModelConfig.from_preset("v4-debug"), seed=3).state_dict()
+    torch.set_default_dtype(torch.float64)
+    try:
+        got = build_model(ModelConfig.from_preset("v4-debug"), seed=3).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)

@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.model.cases import CHOICE_MARGIN
 from tests.model.oracle import margins
 from tests.model.small import LENGTH, small_config, stirred, tokens
+from undertow.config.errors import InputError
 from undertow.model.transformer import Output, Transformer
 from undertow.ops import Ops
 from undertow.ops.segments import Segments
@@ -217,3 +218,36 @@ def test_cache_of_the_mtp_block_goes_back_and_is_selected_too(called):
     following = torch.stack([ids[row, lengths[row] + 1] for row in order])
     hidden, _ = model.draft(ahead[order], following, Segments.from_lengths([1] * 3, cache.draft_lengths), cache)
     same(model.logits(hidden), torch.stack([wanted[row, lengths[row]] for row in order]))
+
+
+@pytest.mark.parametrize("broken", [0, 1, -1])
+def test_a_call_that_fails_midway_leaves_the_cache_as_it_was(called, broken):
+    model, same = called
+    ids = tokens(model.config, 2, LENGTH)
+    cache = model.new_cache(2)
+    model(ids[:, :21], cache=cache)
+
+    def fail(*_):
+        raise MemoryError
+
+    handle = model.layers[broken].ffn.register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        model(ids[:, 21:30], cache=cache)
+    handle.remove()
+    assert cache.lengths == (21, 21)
+    same(model(ids[:, 21:], cache=cache), model(ids)[:, 21:])
+
+
+def test_segments_that_do_not_continue_the_cache_are_refused(called):
+    model, _ = called
+    cache = model.new_cache(1)
+    model(tokens(model.config, 1, 5), cache=cache)
+    with pytest.raises(InputError, match=r"documents of \[4\] tokens; the cache holds \[5\]"):
+        model.trunk(tokens(model.config, 1, 2)[0], Segments.from_lengths([2], past=[4]), cache)
+
+
+@pytest.mark.parametrize("documents", [[], [2], [-1]])
+def test_documents_that_are_not_held_cannot_be_selected(called, documents):
+    cache = called[0].new_cache(2)
+    with pytest.raises(InputError, match="documents 0 to 1"):
+        cache.select(documents)

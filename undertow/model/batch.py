@@ -81,11 +81,13 @@ def flatten(
 ) -> Batch:
     """Documents of `ids [B, S]` int64.
 
-    `attention_mask [B, S]` is nonzero at tokens, 0 at padding anywhere in a row. `segment_ids [B, S]`: a document is
+    `attention_mask [B, S]` is 1 at tokens, 0 at padding anywhere in a row. `segment_ids [B, S]`: a document is
     a run of equal ids within a row. `positions [B, S]` count up within a document and restart at each; they may stand
     in for `segment_ids`. `past` (one per row) are the tokens a cache holds; then each row is one document.
     Raises `InputError` for shapes, positions or token ids that do not fit.
     """
+    if not isinstance(ids, Tensor):
+        raise InputError(f"input_ids is a {type(ids).__name__}: a tensor [batch, sequence] of int64 is needed")
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         raise InputError(
             f"input_ids has shape {list(ids.shape)} and type {ids.dtype}: [batch, sequence] of int64 is needed"
@@ -95,6 +97,10 @@ def flatten(
             _same_shape(name, value, ids)
     if past is not None and len(past) != len(ids):
         raise InputError(f"input_ids has {len(ids)} rows; the cache holds {len(past)} sequences: they must be equal")
+    if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise InputError(
+            "attention_mask holds other values than 0 (padding) and 1 (token): additive masks are not taken"
+        )
     place = None
     flat = ids.reshape(-1)
     if attention_mask is not None and not bool(attention_mask.all()):

@@ -18,7 +18,9 @@ def hash_table(vocabulary: int, experts: int, k: int, generator: torch.Generator
     used up, starting the row over on the new one if fewer than `k` are left.
     """
     rows_each = experts // k
-    permutations = torch.rand(-(-vocabulary // rows_each), experts, generator=generator).argsort(-1)
+    permutations = torch.rand(-(-vocabulary // rows_each), experts, generator=generator, dtype=torch.float32).argsort(
+        -1
+    )
     return permutations[:, : rows_each * k].reshape(-1, k)[:vocabulary].contiguous()
 
 

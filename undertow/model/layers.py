@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from undertow.ops import Ops
 
+# Last part of the name of every parameter that `dtype` leaves alone: hyper-connections, positional gates, sinks.
+FLOAT32_PARAMETERS = frozenset(("fn", "base", "scale", "ape", "attn_sink"))
+
 
 class Linear(nn.Module):
     """`x [..., in] -> [..., out]`, no bias. `weight [out, in]`."""
@@ -34,5 +37,5 @@ class RMSNorm(nn.Module):
 
 
 def float32_parameter(*shape: int) -> nn.Parameter:
-    """A parameter that stays float32 in a bfloat16 model (hyper-connections, sinks, positional gates)."""
+    """A parameter that stays float32 in a bfloat16 model; its name is one of `FLOAT32_PARAMETERS`."""
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32))

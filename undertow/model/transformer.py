@@ -15,7 +15,7 @@ from undertow.model.block import Block
 from undertow.model.cache import Cache, ContiguousCache, NoCache
 from undertow.model.context import Context
 from undertow.model.hyper import HyperHead
-from undertow.model.layers import RMSNorm
+from undertow.model.layers import FLOAT32_PARAMETERS, RMSNorm
 from undertow.model.mtp import MTPBlock
 from undertow.model.router import Routing
 from undertow.ops import Ops
@@ -63,13 +63,16 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype or before)
-        try:
-            with torch.device(device or "cpu"):
-                self._construct(config, ops or Ops(device=device or "cpu"))
-        finally:
-            torch.set_default_dtype(before)
+        device = torch.device(device or "cpu")
+        with torch.device("meta"):
+            self._construct(config, ops or Ops(device=device))
+        for name, parameter in self.named_parameters():
+            island = name.rpartition(".")[2] in FLOAT32_PARAMETERS
+            parameter.data = parameter.data.to(torch.float32 if island else dtype or torch.get_default_dtype())
+        if device.type != "meta":
+            self.to_empty(device=device)
+            for buffer in self.buffers():
+                buffer.zero_()
 
     def _construct(self, config: ModelConfig, ops: Ops) -> None:
         self.config, self.ops = config, ops
@@ -126,6 +129,8 @@ class Transformer(nn.Module):
                 f"a document of {longest} tokens exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}: shorten it"
             )
+        if cache is not None:
+            cache.begin(segments, "trunk")
         context = Context(self.config, ids, segments)
         streams = self.embed.weight[ids][:, None].expand(-1, self.config.hc_mult, -1)
         routes = []
@@ -159,6 +164,8 @@ class Transformer(nn.Module):
         `segments` counts the tokens this block has seen (`cache.draft_lengths`).
         """
         block = self._require_mtp()
+        if cache is not None:
+            cache.begin(segments, "mtp")
         layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
         embedding = self.embed.weight[next_ids]
         hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)
