@@ -148,3 +148,18 @@ def test_an_interrupted_swap_is_told(model: Transformer, target: Path) -> None:
     save_model(model, target)
     target.rename(previous_of(target))
     assert "an interrupted save left the model at" in refused(target)
+
+
+def test_float64_is_no_quantised_type(model: Transformer, target: Path) -> None:
+    save_model(model, target)
+    change(target, lambda tensors: {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()})
+    for dtype in (torch.float64, torch.float32):
+        loaded = load_model(target, dtype=dtype)
+        assert loaded.embed.weight.dtype == dtype
+        assert torch.equal(loaded.embed.weight, model.embed.weight.to(dtype))
+
+
+def test_a_config_of_brackets_is_one_line(model: Transformer, target: Path) -> None:
+    save_model(model, target)
+    (target / "config.json").write_text("[" * 100_000)
+    assert "config.json: brackets are nested too deep" in refused(target, ConfigError)

@@ -116,3 +116,12 @@ def test_leftovers_of_killed_saves_are_swept_running_ones_are_not(target: Path) 
         path.mkdir()
     put(target, "x")
     assert not dead.exists() and running.exists() and elsewhere.exists()
+
+
+def test_the_working_directory_is_not_taken_away(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.mkdir()
+    monkeypatch.chdir(target)
+    for name in (Path("."), target):
+        with pytest.raises(InputError, match=r"is the working directory, .*; name another directory"), replacing(name):
+            pass
+    assert list(target.iterdir()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,27 @@ def test_index_and_files_must_agree(tmp_path: Path) -> None:
     assert "tensor a lies in both model-00001-of-00002.safetensors and model-00002" in refused(tmp_path)
     second.unlink()
     assert "1 of 2 files of the index are absent (model-00002-of-00002.safetensors)" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "a JSON object is expected whose weight_map"),
+        (json.dumps({"weight_map": {"a": "n" * 5000}}), r"names the file 'n{59}\.\.\.; only files beside"),
+        (None, r"index\.json: cannot be read \(Is a directory\)"),
+    ],
+)
+def test_an_unreadable_index(tmp_path: Path, text: str | None, message: str) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.mkdir() if text is None else index.write_text(text)
+    with pytest.raises(InputError, match=message):
+        Shards(tmp_path)
+
+
+def test_files_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_shards(tmp_path, [Entry("a", 4, lambda: torch.ones(1))])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640

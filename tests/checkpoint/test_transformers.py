@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,21 @@ def test_it_drops_mtp_blocks_and_we_say_so(make_model: Callable, target: Path, t
     hugging(target).save_pretrained(tmp_path / "again")
     with pytest.raises(InputError, match="transformers drops them when it saves: set num_nextn_predict_layers to 0"):
         load_model(tmp_path / "again")
+
+
+@pytest.mark.parametrize(("format", "spelling"), [("transformers", "blended"), ("released", "exported")])
+def test_without_the_mtp_blocks_it_dropped_the_trunk_is_ours(
+    format: str, spelling: str, make_model: Callable, target: Path, tmp_path: Path
+) -> None:
+    ours = make_model(config(1))
+    save_model(ours, target, format=format)
+    hugging(target).save_pretrained(tmp_path / "again")
+    file = tmp_path / "again" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_nextn_predict_layers": 0}))
+    with Shards(tmp_path / "again") as shards:
+        assert detect_spelling(shards.headers, config(0)) == spelling
+    loaded = load_model(tmp_path / "again")
+    assert {name for name in ours.state_dict() if not name.startswith("mtp.")} == set(loaded.state_dict())
+    ids = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert torch.equal(loaded(ids), ours(ids))

@@ -93,3 +93,30 @@ def test_one_update_is_that_of_adamw():
     gradient = norm.grad
     wanted = before * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8)
     torch.testing.assert_close(norm.detach(), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("due", ["checkpoint_every", "eval_every"])
+def test_a_bad_update_is_neither_evaluated_nor_saved(due):
+    never = {"checkpoint_every": 100, "eval_every": 100} | {due: 2}
+    steps, saved, evaluated = trainer(steps=4, **never), [], []
+    update = steps.optimizer.step
+
+    def spoiling():
+        update()
+        if steps.progress.step == 1:
+            with torch.no_grad():
+                steps.model.head.weight[0, 0] = float("nan")
+
+    steps.optimizer.step = spoiling
+    with pytest.raises(
+        UndertowError, match=r"^step 2: the update left head\.weight .*not finite; no checkpoint"
+    ) as raised:
+        list(train(steps, lambda: evaluated.append(1) or Evaluation(1.0, 1, 1), saved.append))
+    assert raised.value.exit_code == 1 and not saved and not evaluated
+
+
+def test_a_held_out_loss_that_is_not_finite_is_an_error():
+    saved: list[Progress] = []
+    with pytest.raises(UndertowError, match=r"^step 1: held-out loss is nan; no checkpoint of this step"):
+        list(train(trainer(steps=1), lambda: Evaluation(float("nan"), 3, 4), saved.append))
+    assert saved == []

@@ -61,6 +61,23 @@ def test_metrics_keep_each_step_once(tmp_path):
     assert list(read_metrics(path)) == [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 0.2}, {"step": 3, "loss": 7}]
 
 
+@pytest.mark.parametrize("line", [b"garbage", b"\0\0", b"\xff\xfe", b"{}", b"[]", b'{"step": "2"}', b"[" * 100_000])
+def test_damaged_metrics_name_the_line(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    held = b'{"step": 1}\n' + line + b"\n"
+    path.write_bytes(held)
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2: damaged: .*; remove the line"):
+        MetricsFile(path, 1)
+    assert path.read_bytes() == held
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.log"])
+def test_a_directory_in_the_place_of_a_file(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=rf"{name}: cannot be (read|written) \(Is a directory\)"):
+        MetricsFile(tmp_path / name, 0) if name == "metrics.jsonl" else RunDirectory(tmp_path).note("started")
+
+
 def test_expert_load_is_in_even_shares():
     def routes(*chosen: int) -> Routing:
         indices = torch.tensor(chosen).view(-1, 2)

@@ -18,8 +18,8 @@ _SHOWN = 3
 class Faults:
     """Faults by kind. `raise_if_any` puts the count and the first names of each kind into one `InputError`."""
 
-    def __init__(self, where: object):
-        self.where = where
+    def __init__(self, where: object, verdict: str = "tensors do not fit the configuration"):
+        self.where, self.verdict = where, verdict
         self._found: dict[str, list[str]] = {}
 
     def add(self, kind: str, text: str) -> None:
@@ -36,7 +36,7 @@ class Faults:
                 f"{len(names)} {kind} ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
                 for kind, names in self._found.items()
             ]
-            raise InputError(f"{self.where}: tensors do not fit the configuration: {'; '.join(said)}{hint}")
+            raise InputError(f"{self.where}: {self.verdict}: {'; '.join(said)}{hint}")
 
 
 def refuse_quantised(where: object, headers: Mapping[str, Header], expected: Mapping[str, Expected]) -> None:
@@ -44,7 +44,7 @@ def refuse_quantised(where: object, headers: Mapping[str, Header], expected: Map
     low = {
         name: header.dtype
         for name, header in headers.items()
-        if header.dtype.startswith(("F8", "F6", "F4"))
+        if (header.dtype.startswith(("F8", "F6", "F4")) and header.dtype not in _FLOATS)
         or (header.dtype in ("I8", "U8") and (name not in expected or expected[name].kind != "index"))
     }
     if low:

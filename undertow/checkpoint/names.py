@@ -1,9 +1,10 @@
 """Tensor names of the three model formats as tables, and the maps between them. No torch, no model is built.
 
 `undertow` is what `Transformer.state_dict()` says; `released` is the published checkpoint, one tensor an expert matrix;
-`transformers` is its state dict, experts stacked, MTP blocks (which it ignores) under their released names. Two more
-are only read, because transformers 5.23's `save_pretrained` writes them: `exported`, released names half restored, and
-`resaved`, from a model that was loaded under its own names, where `kv_norm` has become `norm`.
+`transformers` is its state dict, experts stacked, MTP blocks (which it ignores) under their released names. Three more
+are only read, because transformers 5.23's `save_pretrained` writes them: `exported`, released names half restored,
+`resaved`, from a model that was loaded under its own names, where `kv_norm` has become `norm`, and `blended`, from one
+that was loaded under its own names beside an MTP block: `exported`, but compressors, indexers and head nearly its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 from undertow.config.model import ModelConfig
 
-Format = Literal["undertow", "released", "transformers", "exported", "resaved"]
+Format = Literal["undertow", "released", "transformers", "exported", "resaved", "blended"]
 Kind = Literal["weight", "float32", "index"]
 
-FORMATS: tuple[Format, ...] = ("undertow", "released", "transformers", "exported", "resaved")
+FORMATS: tuple[Format, ...] = ("undertow", "released", "transformers", "exported", "resaved", "blended")
 
 
 class Expected(NamedTuple):
@@ -216,8 +217,10 @@ def pieces(native: str, shape: tuple[int, ...], spelling: Format) -> list[Piece]
         name = EXPERTS[leaf][1]
     elif stack == "mtp" and leaf in MTP:
         name = MTP[leaf]
-    elif spelling == "exported" and stack == "layers" and leaf == "attn.kv_norm.weight":
+    elif spelling in ("exported", "blended") and stack == "layers" and leaf == "attn.kv_norm.weight":
         name = "attn.norm.weight"
+    elif spelling == "blended" and stack == "layers" and leaf.startswith(("attn.compressor.", "attn.indexer.")):
+        name = BLOCK[leaf][1].replace("self_attn.", "attn.").replace("kv_proj.", "wkv.").replace("kv_norm.", "norm.")
     else:
         name = BLOCK[leaf][1 if own else 0]
     if spelling == "resaved" and own:

@@ -36,9 +36,15 @@ def replacing(target: Path) -> Iterator[Path]:
     An existing `target` must be empty or a model directory; its tokenizer files, README and licence are carried over
     unless the block writes its own. On Linux the swap is one system call. Where the file system has no exchange, there
     is a moment between two renames in which only `previous_of(target)` exists, complete.
-    Raises `InputError` for a target that holds anything else or cannot be written, `UndertowError` if writing fails.
+    Raises `InputError` for a target that holds anything else, is the working directory or cannot be written,
+    `UndertowError` if writing fails.
     """
     target = Path(os.path.realpath(target))
+    if target.is_dir() and os.path.samefile(target, os.curdir):
+        raise InputError(
+            f"{target}: is the working directory, which the new model would take away; name another directory, "
+            "or give this one by its path from elsewhere"
+        )
     kept = _kept_files(target)
     prefix = f".{target.name}.writing-{socket.gethostname()}-"
     try:

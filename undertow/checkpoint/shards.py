@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 """Largest shard by default, in bytes: the usual size of published checkpoints."""
+
+_LONGEST_NAME = 255  # bytes, on every usual file system
+_SHOWN = 60
 
 
 class Header(NamedTuple):
@@ -91,13 +95,17 @@ def _listed_files(directory: Path) -> dict[str, set[str] | None]:
                 placed = files.setdefault(file, set())
                 assert placed is not None
                 placed.add(name)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except OSError as error:
+            raise InputError(f"{index}: cannot be read ({error.strerror})") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(
                 f"{index}: a JSON object is expected whose weight_map gives a file for each tensor"
             ) from None
         for file in files:
-            if not isinstance(file, str) or Path(file).name != file:
-                raise InputError(f"{index}: names the file {file!r}; only files beside the index are read")
+            if not isinstance(file, str) or Path(file).name != file or len(os.fsencode(file)) > _LONGEST_NAME:
+                said = repr(file)
+                said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+                raise InputError(f"{index}: names the file {said}; only files beside the index are read")
         absent = sorted(file for file in files if not (directory / file).exists())
         if absent:
             shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
@@ -156,13 +164,21 @@ def write_shards(directory: Path, entries: Iterable[Entry], shard_bytes: int = S
     for name, shard in zip(names, shards, strict=True):
         # Own storage for each: safetensors refuses tensors that share memory, as the slices of stacked experts do.
         tensors = {entry.name: entry.load().detach().cpu().contiguous().clone() for entry in shard}
-        save_file(tensors, directory / name, metadata={"format": "pt"})
+        write_tensors(directory / name, tensors)
         sync(directory / name)
     if len(shards) > 1:
         weight_map = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
         sync(directory / INDEX)
+
+
+def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write one safetensors file, with the permissions that any new file gets here (safetensors' own are 0600)."""
+    file.touch()
+    mode = stat.S_IMODE(file.stat().st_mode)
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
+from undertow.checkpoint.optimizer_state import optimizer_tensors, read_optimizer
 from undertow.checkpoint.reading import read_tensors
-from undertow.checkpoint.shards import Entry, sync, write_shards
+from undertow.checkpoint.shards import Entry, sync, write_shards, write_tensors
 from undertow.config.errors import InputError, UndertowError
 from undertow.config.model_json import read_config, undertow_config
 from undertow.data.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ from undertow.model.transformer import Transformer
 
 LATEST = "latest"
 _OPTIMIZER, _PROGRESS = "optimizer.safetensors", "progress.json"
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-([0-9]{1,18})")
 _UNFINISHED = ".writing"
 
 
@@ -40,6 +40,14 @@ class Progress:
     cursor: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What the tensor files of a checkpoint hold: the weights' dtype, and the names in `optimizer.safetensors`."""
+
+    dtype: str
+    optimizer: list[str]
+
+
 def save_checkpoint(
     folder: Path,
     model: Transformer,
@@ -50,16 +58,23 @@ def save_checkpoint(
     """Write `folder/step-N` and make it the latest; return its path.
 
     Files are written to a temporary directory, synced and renamed, then `latest` is replaced: killed at any moment,
-    `latest` names a complete checkpoint. Raises `UndertowError` if writing fails; what was there is then untouched.
+    `latest` names a complete checkpoint. Raises `UndertowError` if writing fails or a number in it is not finite;
+    what was there is then untouched.
     """
     target = folder / f"step-{progress.step}"
+    tensors = model.state_dict(), optimizer_tensors(model, optimizer)
+    for name, tensor in (item for part in tensors for item in part.items()):
+        if not bool(torch.isfinite(tensor).all()):
+            raise UndertowError(
+                f"{target}: {name} is not finite; no checkpoint is written, the one before it is intact"
+            )
     fresh = folder / f".{target.name}{_UNFINISHED}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f".*{_UNFINISHED}"):  # of a process that was killed: a run has one writer
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         fresh.mkdir()
-        _write(fresh, model, optimizer, progress, tokenizer)
+        _write(fresh, model, tensors, progress, tokenizer)
         if target.exists():  # complete, but not yet the latest when the run was killed
             shutil.rmtree(target)
         os.rename(fresh, target)
@@ -74,16 +89,27 @@ def save_checkpoint(
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that `latest` names, or None where none was completed. Raises `InputError` if it is not there."""
+    """The checkpoint that `latest` names, or None where none was completed.
+
+    Without `latest` it is the one of the highest step: a checkpoint bears its name only once it is complete, and a run
+    killed just before its first `latest` goes on from there. Raises `InputError` for a `latest` that names none.
+    """
     pointer = folder / LATEST
-    if not pointer.is_file():
-        return None
-    name = pointer.read_text("utf-8", errors="replace").strip()
-    if not _NAME.fullmatch(name) or not (folder / name).is_dir():
-        held = sorted((p.name for p in folder.glob("step-*")), key=lambda n: int(n.rpartition("-")[2]))
+    steps = sorted(int(found[1]) for p in folder.glob("step-*") if (found := _NAME.fullmatch(p.name)) and p.is_dir())
+    held = ", ".join(f"step-{step}" for step in steps) or "none"
+    if not pointer.exists():
+        return folder / f"step-{steps[-1]}" if steps else None
+    try:
+        name = pointer.read_text("utf-8", errors="replace").strip()
+    except OSError as error:
         raise InputError(
-            f"{pointer}: names '{name[:40]}', which is no checkpoint here; write the name of one into it "
-            f"(there are {', '.join(held) or 'none'})"
+            f"{pointer}: cannot be read ({error.strerror}); make it a file with the name of a checkpoint "
+            f"(there are {held})"
+        ) from None
+    if not _NAME.fullmatch(name) or not (folder / name).is_dir():
+        raise InputError(
+            f"{pointer}: names {name[:40]!r}, which is no checkpoint here; write the name of one into it "
+            f"(there are {held})"
         )
     return folder / name
 
@@ -95,32 +121,34 @@ def load_checkpoint(path: Path, model: Transformer, optimizer: torch.optim.Optim
     another model's checkpoint, naming the first field that differs, and for a damaged one.
     """
     _refuse_foreign(path, model)
-    progress = _read_progress(path / _PROGRESS)
+    progress, held = _read_progress(path / _PROGRESS)
     current = model.state_dict()
-    device = current["embed.weight"].device
+    device, dtype = current["embed.weight"].device, _dtype(model)
+    if held.dtype != dtype:
+        raise InputError(
+            f"{path}: a checkpoint of a run in {held.dtype}, this run is in {dtype}; resume with "
+            f"numerics.dtype={held.dtype}, or give the run another directory with out=DIR"
+        )
     state = read_tensors(path, model.config, {name: tensor.dtype for name, tensor in current.items()}, device)
     model.load_state_dict(state, strict=True)
-    _read_optimizer(path / _OPTIMIZER, model, optimizer)
+    read_optimizer(path / _OPTIMIZER, model, optimizer, held.optimizer)
     return progress
 
 
 def _write(
     fresh: Path,
     model: Transformer,
-    optimizer: torch.optim.Optimizer,
+    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
     progress: Progress,
     tokenizer: Tokenizer | None,
 ) -> None:
-    state = model.state_dict()
+    state, moments = tensors
     write_shards(fresh, [Entry(n, t.numel() * t.element_size(), lambda t=t: t) for n, t in state.items()])
-    moments = {
-        f"{name}/{key}": value.detach().cpu().contiguous().clone()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-    save_file({**moments, **_random_state()}, fresh / _OPTIMIZER)
+    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in moments.items()}
+    write_tensors(fresh / _OPTIMIZER, kept)
+    record = asdict(progress) | asdict(_Held(_dtype(model), sorted(moments)))
     (fresh / "config.json").write_text(json.dumps(undertow_config(model.config), indent=2) + "\n", "utf-8")
-    (fresh / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n", "utf-8")
+    (fresh / _PROGRESS).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     if tokenizer is not None:
         tokenizer.save(fresh)
     for file in (*fresh.iterdir(), fresh):
@@ -135,11 +163,8 @@ def _point_latest(folder: Path, name: str) -> None:
     sync(folder)
 
 
-def _random_state() -> dict[str, torch.Tensor]:
-    states = {"random/cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states |= {f"random/cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return states
+def _dtype(model: Transformer) -> str:
+    return str(model.embed.weight.dtype).removeprefix("torch.")
 
 
 def _refuse_foreign(path: Path, model: Transformer) -> None:
@@ -151,43 +176,28 @@ def _refuse_foreign(path: Path, model: Transformer) -> None:
         )
 
 
-def _read_progress(file: Path) -> Progress:
+def _read_progress(file: Path) -> tuple[Progress, _Held]:
+    names = [field.name for kind in (Progress, _Held) for field in fields(kind)]
     try:
         values = json.loads(file.read_text("utf-8"))
-        progress = Progress(**values)
-    except (OSError, ValueError, TypeError):
-        progress = None
-    if progress is None or not _well_typed(progress):
-        names = ", ".join(field.name for field in fields(Progress))
-        raise InputError(f"{file}: damaged: a JSON object with {names} is expected; resume from an earlier checkpoint")
-    return progress
+        if values.keys() != set(names):
+            raise ValueError
+    except (OSError, ValueError, AttributeError, RecursionError):
+        values = {}
+    held = _Held(values.get("dtype", ""), values.get("optimizer", []))
+    progress = Progress(values.get("step", -1), values.get("tokens", -1), values.get("cursor", {}))
+    if not (_sound(progress) and isinstance(held.dtype, str) and isinstance(held.optimizer, list)):
+        raise InputError(
+            f"{file}: damaged: a JSON object with {', '.join(names)} is expected; resume from an earlier checkpoint"
+        )
+    named = _NAME.fullmatch(file.parent.name)
+    if named and int(named[1]) != progress.step:
+        raise InputError(
+            f"{file}: damaged: says step {progress.step} in {file.parent.name}; resume from an earlier checkpoint"
+        )
+    return progress, held
 
 
-def _well_typed(progress: Progress) -> bool:
-    return type(progress.step) is int and type(progress.tokens) is int and isinstance(progress.cursor, dict)
-
-
-def _read_optimizer(file: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
-    parameters = dict(model.named_parameters())
-    try:
-        with safe_open(file, framework="pt", device="cpu") as handle:
-            for key in handle.keys():  # noqa: SIM118 - the handle is no mapping
-                name, _, part = key.rpartition("/")
-                value = handle.get_tensor(key).clone()
-                if name == "random":
-                    _restore_random(part, value)
-                    continue
-                parameter = parameters.get(name)
-                if parameter is None or (value.dim() and value.shape != parameter.shape):
-                    raise InputError(f"{file}: {key} {list(value.shape)} belongs to no parameter of this model")
-                # A step count stays where the optimizer keeps it; moments lie with their parameter.
-                optimizer.state[parameter][part] = value.to(parameter.device) if value.dim() else value
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{file}: damaged ({error}); resume from an earlier checkpoint") from None
-
-
-def _restore_random(device: str, state: torch.Tensor) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    elif torch.cuda.is_available() and int(device.partition(":")[2]) < torch.cuda.device_count():
-        torch.cuda.set_rng_state(state, device)
+def _sound(progress: Progress) -> bool:
+    counts = progress.step, progress.tokens
+    return all(type(n) is int and 0 <= n < 2**63 for n in counts) and isinstance(progress.cursor, dict)

@@ -159,6 +159,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not a UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}, line {error.lineno}: not valid JSON ({error.msg})") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: brackets are nested too deep; a flat JSON object is expected") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(values, dict):

@@ -21,6 +21,8 @@ from undertow.train.evaluation import Evaluation
 from undertow.train.metrics import expert_load
 from undertow.train.objective import Losses, objective
 
+_MEND = "no checkpoint of this step is written; lower train.learning_rate and go on from the one before, or start again"
+
 
 def adamw(model: Transformer, settings: TrainConfig) -> torch.optim.AdamW:
     """AdamW over every parameter (model card 8.3); router biases and hash tables are buffers and stay outside."""
@@ -110,14 +112,27 @@ def train(
 
     Every `eval_every`-th and the last step carry `eval/loss` and `eval/nats_per_byte`. After every
     `checkpoint_every`-th and the last one, `save` is called when the caller has taken the step's metrics.
+    Raises `UndertowError` before either where the update left a parameter, or the held-out loss is, not finite.
     """
     settings = trainer.settings
     while trainer.progress.step < settings.steps:
         metrics = trainer.step()
         number = trainer.progress.step
-        if number % settings.eval_every == 0 or number == settings.steps:
+        evaluating = number % settings.eval_every == 0 or number == settings.steps
+        saving = number % settings.checkpoint_every == 0 or number == settings.steps
+        if evaluating or saving:
+            _refuse_bad_update(trainer.model, number)
+        if evaluating:
             result = evaluate()
+            if not math.isfinite(result.loss):
+                raise UndertowError(f"step {number}: held-out loss is {result.loss}; {_MEND}")
             metrics |= {"eval/loss": result.loss, "eval/nats_per_byte": result.nats_per_byte}
         yield metrics
-        if number % settings.checkpoint_every == 0 or number == settings.steps:
+        if saving:
             save(trainer.progress)
+
+
+def _refuse_bad_update(model: Transformer, number: int) -> None:
+    # Elsewhere the next step's loss tells; what is evaluated or kept must be known to be sound.
+    if culprit := first_not_finite(model):
+        raise UndertowError(f"step {number}: the update left {culprit} not finite; {_MEND}")

@@ -71,9 +71,13 @@ class RunDirectory:
             raise InputError(f"{self.path}: cannot be written ({error.strerror}); give out=DIR") from None
 
     def note(self, event: str) -> None:
-        """Append a line with the time to `events.log`."""
-        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}  {event}\n")
+        """Append a line with the time to `events.log`. Raises `InputError` where it cannot be written."""
+        path = self.path / EVENTS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}  {event}\n")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}); a text file is expected there") from None
 
 
 def _replace(path: Path, text: str) -> None:
