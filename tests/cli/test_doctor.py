@@ -20,14 +20,14 @@ def test_json_tells_versions_devices_and_every_operator(capsys):
     cpu = {choice["op"]: choice for choice in facts["ops"]["cpu"]}
     assert tuple(cpu) == OPS
     assert cpu["linear"]["chosen"] == "reference"
-    assert cpu["linear"]["refused"]["triton"] == "triton kernels need a GPU"
+    assert cpu["linear"]["refused"]["triton"] == "no triton kernel for linear on a CPU in this version"
 
 
 def test_tables_show_the_reasons(capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("sparse_attention ")]
-    assert row.split(maxsplit=2)[1] == "reference" and "; triton kernels need a GPU" in row
+    assert row.split(maxsplit=2)[1] == "reference" and "; no triton kernel for sparse_attention on a CPU" in row
 
 
 def test_a_missing_package_is_said(monkeypatch):

@@ -60,3 +60,25 @@ def test_bad_chains_name_the_child(write, files, message):
     with pytest.raises(ConfigError) as error:
         read_chain(write("a.yaml", files["a"]), {})
     assert str(error.value) == message
+
+
+def test_a_chain_that_is_too_long(write):
+    for number in range(40):
+        write(f"c{number}.yaml", f"extends: c{number + 1}.yaml\n")
+    with pytest.raises(ConfigError) as error:
+        chain(write("c.yaml", "extends: c0.yaml\n"))
+    assert str(error.value) == "c31.yaml:1: the chain of extends is too long; allowed: 32 files in a row"
+
+
+@pytest.mark.parametrize(
+    ("parent", "message"),
+    [
+        ("x" * 5000, f"a.yaml:1: extends '{'x' * 199}... (5002 characters), but there is no file"),
+        ('"a\\0b"', "a.yaml:1: extends: text holds the character \\u0000"),
+        ('"\\ud800"', "a.yaml:1: extends: text holds the character \\ud800"),
+    ],
+)
+def test_a_parent_that_no_file_can_be(write, parent, message):
+    with pytest.raises(ConfigError) as error:
+        chain(write("a.yaml", f"extends: {parent}\n"))
+    assert str(error.value).startswith(message)

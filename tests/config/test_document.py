@@ -101,3 +101,23 @@ def test_absurdly_deep_nesting_is_one_line(tmp_path):
     recipe.write_text("train: " + "[" * 20000)
     with pytest.raises(ConfigError, match="nested too deeply"):
         read_document(recipe, {})
+
+
+@pytest.mark.parametrize("value", ["2001-99-99", "2001-01-01T99:99:99", "0x_", "1" * 5000, "[2001-99-99]", "!!int a"])
+def test_an_impossible_scalar_names_its_line(write, value):
+    with pytest.raises(ConfigError) as error:
+        read_document(write("a.yaml", f"x: 1\ny: {value}\n"), {})
+    assert str(error.value) == (
+        "a.yaml:2: not valid YAML: this value looks like a number, a date or a tag and is none; "
+        "quote it if text was meant"
+    )
+
+
+def test_a_boolean_with_an_anchor_stays_a_boolean(write):
+    assert read_document(write("a.yaml", "x: &x true\ny: *x\n"), {})["y"].value is True
+
+
+def test_a_variable_that_no_key_takes(write):
+    with pytest.raises(ConfigError) as error:
+        read_document(write("a.yaml", "x: ${V}\n"), {"V": "[2020-01-01]"})
+    assert str(error.value) == "a.yaml:1: ${V}: a date is not allowed here; quote it if text was meant"

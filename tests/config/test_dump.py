@@ -57,7 +57,10 @@ def _value_lines(path):
     return [number for number, line in enumerate(lines, 1) if "  # " in line]
 
 
-@given(text=st.text(min_size=1), rate=st.floats(1e-30, 1e30))
+@given(
+    text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60),
+    rate=st.floats(1e-30, 1e30),
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_and_number_survive_the_round_trip(write, text, rate):
     overrides = ["model=v4-debug", f"out={shown(text)}", f"train.learning_rate={rate!r}", "train.min_learning_rate=0"]

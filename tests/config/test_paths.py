@@ -35,3 +35,17 @@ def test_unknown_name_is_refused_with_the_nearest(write):
 def test_folder_is_refused(write, tmp_path):
     with pytest.raises(ConfigError, match=r"^recipe 'sub' is a folder; name a \.yaml file in it$"):
         recipe_path(write("sub/a.yaml", "").parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x" * 5000, f"no recipe file or name '{'x' * 199}... (5002 characters)"),
+        ("a\0b", "recipe: text holds the character \\u0000, which UTF-8 files and paths cannot"),
+        ("", "the name of the recipe is empty: "),
+    ],
+)
+def test_a_name_that_no_file_can_have(name, message):
+    with pytest.raises(ConfigError) as error:
+        recipe_path(name)
+    assert str(error.value).startswith(message)

@@ -245,3 +245,16 @@ def test_unread_keys_are_refused_with_their_sources(write):
     )
     assert (run.train.beta1, run.train.beta2, run.ops) == (0.8, 0.8, {"linear": "auto"})
     resolved.refuse_unread()
+
+
+def test_a_path_that_is_too_long(refusal):
+    said = "a path is at most 1024 bytes, and each name in it at most 255"
+    assert refusal("model: v4-debug", ["out=" + "x" * 300]) == f"command line: out: {said}"
+    assert refusal("model: v4-debug", [], {"UNDERTOW__OUT": "x/" * 600}) == f"environment UNDERTOW__OUT: out: {said}"
+
+
+def test_a_refused_value_names_place_and_key(refusal):
+    assert refusal("model: v4-debug", ["out=[2020-01-01]"]).startswith("command line: out: a date is not allowed")
+    variable = {"UNDERTOW__OUT": "[!!set {a}]"}
+    assert refusal("model: v4-debug", [], variable).startswith("environment UNDERTOW__OUT: out: a set is not allowed")
+    assert refusal("model: v4-debug", ["seed=0x_"]).startswith("command line: seed is '0x_'; allowed: a whole number")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from undertow.config.errors import ConfigError
 from undertow.config.scalars import shown, told, typed
 
 TABLE = [
@@ -50,7 +51,7 @@ def test_typed_table(text, value):
     assert (result, type(result)) == (value, type(value))
 
 
-@given(st.text())
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_shown_text_is_read_back_as_that_text(text):
     assert typed(shown(text)) == text
 
@@ -62,10 +63,42 @@ def test_shown_scalar_is_read_back_with_its_type(value):
     assert not isinstance(value, float) or math.copysign(1, result) == math.copysign(1, value)
 
 
-@given(st.text())
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_shown_is_one_line(text):
     assert len(shown(text).splitlines()) == 1
 
 
 def test_told_quotes_text_and_names_mappings():
     assert [told(v) for v in ("many", 3, None, [1], {"a": 1})] == ["'many'", "3", "null", "[1]", "a mapping of keys"]
+
+
+@pytest.mark.parametrize("text", ["0x_", "0b_", "0o_", "2001-99-99", "1" * 5000])
+def test_what_only_looks_like_a_number_or_date_is_text(text):
+    assert typed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[2001-99-99]", "k: '[2001-99-99]' holds a value that cannot be read; quote what is text"),
+        ("[0x_]", "k: '[0x_]' holds a value that cannot be read; quote what is text"),
+        ("[2020-01-01]", "k: a date is not allowed here; quote it if text was meant"),
+        ("[!!binary aGk=]", "k: a bytes is not allowed here; quote it if text was meant"),
+        ("[!!set {a}]", "k: a set is not allowed here; quote it if text was meant"),
+        ("[{[1]: 2}]", "k: a mapping is not allowed here; quote it if text was meant"),
+        ("[&x [*x]]", "k: a list is used twice by an alias; write it out"),
+        ("[" * 20 + "]" * 20, "k: lists are nested too deeply; allowed: 16 levels"),
+        ("[" * 3000, f"k: '{'[' * 199}... (3002 characters) is nested too deeply"),
+        ("a\0", "k: text holds the character \\u0000, which UTF-8 files and paths cannot"),
+        ("\udcff", "k: text holds the character \\udcff, which UTF-8 files and paths cannot"),
+        ('"\\ud800"', "k: text holds the character \\ud800, which UTF-8 files and paths cannot"),
+    ],
+)
+def test_what_no_key_takes_is_refused(text, message):
+    with pytest.raises(ConfigError) as error:
+        typed(text, "k")
+    assert str(error.value) == message
+
+
+def test_long_values_are_cut_in_messages():
+    assert told("x" * 300) == f"'{'x' * 199}... (302 characters)"

@@ -156,3 +156,21 @@ def test_a_directory_with_and_without_a_tokenizer(tmp_path):
 def test_a_device_that_is_not_there(device: str, message: str, tmp_path):
     with pytest.raises(InputError, match=message):
         LLM(tmp_path, device=device)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([None], None, "prompt 0 is None: give a text"),
+        ([[1]], {"top_k": 1}, r"params are \{'top_k': 1\}: give SamplingParams"),
+        ([[1]], ["x"], "params of prompt 0 are 'x': give SamplingParams"),
+    ],
+)
+def test_a_request_of_another_type(prompts, params, message):
+    with pytest.raises(InputError, match=message):
+        LLM(model()).generate(prompts, params)
+
+
+def test_a_model_without_a_path():
+    with pytest.raises(InputError, match="the model path is empty: give a model directory"):
+        LLM("")

@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 
 from tests.engine.bytelevel import ids_of, tokenizer
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
-from undertow.engine.prompts import as_list, check_request, to_ids
+from undertow.engine.prompts import as_list, check_request, check_tokenizer, to_ids
 from undertow.engine.sampling import SamplingParams
 
 CONFIG = ModelConfig.from_preset("v4-debug", vocab_size=300, max_position_embeddings=100)
@@ -71,3 +72,41 @@ def test_the_length_limit_to_the_token():
 def test_a_stop_token_outside_the_vocabulary():
     with pytest.raises(InputError, match=r"stop_token_ids \[300\] lie outside the vocabulary of 300"):
         check_request([1], 0, SamplingParams(stop_token_ids=(299, 300)), CONFIG, has_text=False)
+
+
+def test_numpy_ids_are_ids():
+    assert as_list(np.array([1, 2])) == [[1, 2]]  # type: ignore[arg-type]
+    ids = to_ids([np.int64(5), np.int32(0)], 0, CONFIG, None)  # type: ignore[list-item]
+    assert (ids, [type(token) for token in ids]) == ([5, 0], [int, int])
+    assert to_ids(np.array([3, 4]), 0, CONFIG, None) == [3, 4]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"ab", {"a": 1}])
+def test_a_prompt_that_is_neither_text_nor_ids(prompt):
+    with pytest.raises(InputError) as error:
+        to_ids(prompt, 1, CONFIG, tokenizer())
+    assert str(error.value) == f"prompt 1 is {prompt!r}: give a text or a list of token ids"
+
+
+def test_bytes_are_no_prompts():
+    with pytest.raises(InputError, match="prompts are a bytes: give a text"):
+        as_list(b"ab")  # type: ignore[arg-type]
+
+
+def test_text_that_is_no_utf_8():
+    with pytest.raises(InputError) as error:
+        to_ids("a\udcff", 0, CONFIG, tokenizer())
+    assert str(error.value) == "prompt 0 holds '\\udcff' at 1, which is no character of UTF-8"
+
+
+def test_params_that_are_none():
+    with pytest.raises(InputError, match=r"params of prompt 0 are \{'top_k': 1\}: give SamplingParams"):
+        check_request([1], 0, {"top_k": 1}, CONFIG, has_text=False)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_of_another_model():
+    other = CONFIG.model_copy(update={"bos_token_id": 1, "eos_token_id": 0})
+    with pytest.raises(InputError, match=r"begin and end tokens are 0 and 1, .* eos_token_id are 1 and 0; make them"):
+        check_tokenizer(tokenizer(), other)
+    with pytest.raises(InputError, match="the tokenizer has 264 tokens and the model only 200"):
+        check_tokenizer(tokenizer(), CONFIG.model_copy(update={"vocab_size": 200}))

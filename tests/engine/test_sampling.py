@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from undertow.config.errors import InputError
@@ -28,6 +29,13 @@ def test_defaults_are_deepseeks():
         ("stop", ("",)),
         ("stop", (3,)),
         ("stop_token_ids", (-1,)),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", None),
+        ("stop", None),
+        ("stop", b"end"),
+        ("max_tokens", 2**63),
+        ("ignore_eos", "no"),
+        ("ignore_eos", 1),
     ],
 )
 def test_a_refusal_names_field_and_value(field: str, value: object):
@@ -49,3 +57,16 @@ def test_one_stop_text_need_not_be_a_tuple():
 
 def test_every_field_is_documented():
     assert all(f.metadata["help"] for f in SamplingParams.__dataclass_fields__.values())
+
+
+def test_numbers_of_too_many_digits():
+    with pytest.raises(InputError, match=r"temperature=10{99}\.\.\.: give a finite number$"):
+        SamplingParams(temperature=10**400)
+    with pytest.raises(InputError, match="max_tokens=a int of too many digits: give a whole number"):
+        SamplingParams(max_tokens=10**5000)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    params = SamplingParams(max_tokens=np.int64(3), seed=np.uint64(7), stop_token_ids=np.array([4, 5]))  # type: ignore[arg-type]
+    assert (params.max_tokens, params.seed, params.stop_token_ids) == (3, 7, (4, 5))
+    assert [type(value) for value in (params.max_tokens, params.seed, *params.stop_token_ids)] == [int] * 4

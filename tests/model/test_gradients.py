@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from tests.model.small import small_config, stirred, tokens
+from undertow.config.model import ModelConfig
 from undertow.model.batch import flatten
+from undertow.model.build import build_model
 from undertow.model.transformer import Transformer
 
 CONFIG = small_config()
@@ -186,3 +188,22 @@ def test_a_batch_of_padding_alone_gives_zero_gradients():
     out = model(ids, attention_mask=torch.zeros_like(ids), return_mtp=True)
     (out.logits.sum() + out.mtp_logits.sum()).backward()
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+def test_gradients_are_reproducible_with_several_threads():
+    """A sum that threads share out differently from run to run would break resuming to the bit."""
+    config = ModelConfig.from_preset("v4-tiny")
+    model = build_model(config)
+    ids = torch.randint(0, config.vocab_size, (2, 400), generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(2)
+    runs = []
+    try:
+        for _ in range(3):
+            model.zero_grad()
+            out = model(ids, return_mtp=True)
+            (out.logits.logsumexp(-1).mean() + out.mtp_logits.square().mean()).backward()
+            runs.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    finally:
+        torch.set_num_threads(1)
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))

@@ -7,7 +7,6 @@ A verb module has `register(app)`, which attaches its plain functions to the Typ
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -15,7 +14,9 @@ import typer
 
 from undertow import __version__
 from undertow.cli import config, doctor, generate, quickstart, train
-from undertow.config.errors import UndertowError
+from undertow.cli.memory import out_of_memory
+from undertow.cli.streams import drop_output, prepare_output
+from undertow.config.errors import DoesNotFit, UndertowError
 
 VERBS = (quickstart, train, generate, doctor, config)
 INTERRUPTED = 130
@@ -50,19 +51,23 @@ for verb in VERBS:
 
 
 def _report(message: str, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    if sys.stderr is not None:  # closed by the shell
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0, 1, 2, 3 or 130 (interrupted).
 
-    `arguments` are the words after `undertow`; by default those of the process. Any exception that is neither an
-    `UndertowError` nor a usage error is a fault of the program and leaves with its traceback.
+    `arguments` are the words after `undertow`; by default those of the process. Any exception that is not an
+    `UndertowError`, a usage error, a want of memory or a refusal of the operating system is a fault of the program and
+    leaves with its traceback.
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:
+        prepare_output()
         code = app(args=words or ["--help"], prog_name="undertow", standalone_mode=False)
+        sys.stdout.flush()
     except UndertowError as error:
         return _report(str(error), error.exit_code)
     except typer.TyperException as error:
@@ -72,7 +77,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; without this, Python's exit would complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # the reader (`| head`) has what it wanted
         return 0
+    except OSError as error:
+        drop_output()
+        place = f"{error.filename}: " if error.filename else "writing or reading failed: "
+        return _report(f"{place}{error.strerror or error}", UndertowError.exit_code)
+    except (MemoryError, RuntimeError) as error:
+        said = out_of_memory(error)
+        if said is None:
+            raise
+        return _report(said, DoesNotFit.exit_code)
     return code if isinstance(code, int) else 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from undertow.cli.streams import read_prompt
 from undertow.config.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def generate(
 ) -> None:
     """Sample a continuation; text goes to standard output as it comes (ids, where the model has no tokenizer)."""
     given = _prompt(prompt, prompt_ids)
+    if not model:
+        raise InputError("the model path is empty: give a model directory")
     import torch
 
     from undertow.engine.llm import LLM
@@ -104,9 +106,7 @@ def _prompt(text: str | None, ids: str | None) -> str | list[int]:
             raise InputError(f"--prompt-ids '{ids}': give whole numbers separated by commas, such as 0,17,5") from None
     if text is not None:
         return text
-    if sys.stdin.isatty():
-        raise InputError("no prompt: give --prompt TEXT, --prompt-ids 0,17,5, or text on standard input")
-    return sys.stdin.read().removesuffix("\n")
+    return read_prompt()
 
 
 def _print_stream(llm: LLM, chunks: Iterator[Chunk]) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, TaggedScalar
-from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.constructor import ConstructorError, DuplicateKeyError, RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 
 from undertow.config.errors import ConfigError
 from undertow.config.interpolate import interpolate
 from undertow.config.layer import SECTION, Entry, Layer, Rank, put
+from undertow.config.scalars import plain
 
 
 def place(path: Path) -> str:
@@ -23,6 +24,14 @@ def place(path: Path) -> str:
     working = Path.cwd()
     path = Path(os.path.abspath(path))
     return str(path.relative_to(working) if path.is_relative_to(working) else path)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file lies there; False also for a path that no file can have (too long, a NUL in it)."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
@@ -38,7 +47,7 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{name}: cannot read this recipe: {reason}") from None
     try:
-        tree = YAML(typ="rt", pure=True).load(text)
+        return _read(text, name, environment)
     except DuplicateKeyError as error:
         repeated = str(error.problem).replace("found duplicate", "repeated")
         raise ConfigError(f"{_line_of(name, error)}: {repeated}") from None
@@ -49,6 +58,24 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
         raise ConfigError(f"{name}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
     except RecursionError:
         raise ConfigError(f"{name}: not a recipe: its brackets or mappings are nested too deeply to read") from None
+
+
+class _Constructor(RoundTripConstructor):
+    """The library's constructor, whose failures on impossible scalars (the date 2001-99-99) name their line."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """The value of a node. Raises `ConstructorError` for one that looks like a number or date and is none."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, OverflowError, LookupError, TypeError, AttributeError):
+            problem = "this value looks like a number, a date or a tag and is none; quote it if text was meant"
+            raise ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def _read(text: str, name: str, environment: Mapping[str, str]) -> Layer:
+    reader = YAML(typ="rt", pure=True)
+    reader.Constructor = _Constructor
+    tree = reader.load(text)
     if not isinstance(tree, CommentedMap):
         given = "nothing" if tree is None else f"a {'list' if isinstance(tree, list) else 'single value'}"
         raise ConfigError(f"{name}:1: a recipe is a mapping of keys, but this file holds {given}")
@@ -70,6 +97,7 @@ def _collect(tree: CommentedMap, name: str, environment: Mapping[str, str], pref
     for part, value in tree.items():
         position = (tree.lc.data or {}).get(part) or (tree.lc.line,)
         source = f"{name}:{position[0] + 1}"
+        plain(part, f"{source}: a key")
         if not isinstance(part, str) or "." in part:
             mend = "nest it below its section" if isinstance(part, str) else "keys are text"
             raise ConfigError(f"{source}: key '{part}' cannot stand here: {mend}")
@@ -78,18 +106,4 @@ def _collect(tree: CommentedMap, name: str, environment: Mapping[str, str], pref
             put(layer, key, Entry(SECTION, source, Rank.FILE))
             _collect(value, name, environment, f"{key}.", layer)
         else:
-            put(layer, key, interpolate(_plain(value, key, source), source, environment))
-
-
-def _plain(value: Any, key: str, source: str) -> Any:
-    """The value without the wrappers by which the YAML reader remembers formatting."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, list):
-        return [_plain(item, key, source) for item in value]
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    kinds = {CommentedMap: "mapping", TaggedScalar: "tagged value"}
-    kind = kinds.get(type(value), type(value).__name__)
-    raise ConfigError(f"{source}: {key}: a {kind} is not allowed here; quote it if text was meant")
+            put(layer, key, interpolate(plain(value, f"{source}: {key}"), source, environment))

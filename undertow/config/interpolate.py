@@ -8,7 +8,7 @@ from typing import Any
 
 from undertow.config.errors import ConfigError
 from undertow.config.layer import Entry, Rank
-from undertow.config.scalars import typed
+from undertow.config.scalars import plain, typed
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::(?P<default>[^}]*))?\}")
 
@@ -52,4 +52,6 @@ def _substitute(value: Any, source: str, environment: Mapping[str, str], used: l
         )
     whole = _VARIABLE.fullmatch(value)
     text = _VARIABLE.sub(text_of, value)
-    return typed(text) if whole and whole["name"] else text
+    if whole and whole["name"]:
+        return typed(text, f"{source}: ${{{whole['name']}}}")
+    return plain(text, source)

@@ -34,6 +34,8 @@ def explain(error: ValidationError, merged: Layer) -> ConfigError:
         text = _unknown(key, merged)
     elif first["type"] == "missing":
         text = f"{_source(key, merged)}'{key}' is required: {_about(key)}"
+    elif first["type"] == "json_invalid":  # its input is the whole configuration
+        text = f"the configuration cannot be read: {first['msg']}"
     elif first["type"] == "value_error":
         text = _inconsistent(key, first["msg"].removeprefix("Value error, "), merged)
     else:
@@ -66,7 +68,7 @@ def _unknown(key: str, merged: Layer) -> str:
     given = "" if entry.value is SECTION else f" (given {entry.told()})"
     hint = f"; did you mean '{near}'?" if near else ";"
     allowed = f"allowed keys of {above or 'a run'}: {', '.join(sorted(siblings))}"
-    return f"{entry.source}: unknown key '{key}'{given}{hint} {allowed}"
+    return f"{entry.source}: unknown key {told(key)}{given}{hint} {allowed}"
 
 
 def _inconsistent(key: str, message: str, merged: Layer) -> str:

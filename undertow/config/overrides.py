@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from undertow.config.errors import ConfigError
 from undertow.config.layer import Entry, Layer, Rank, put
-from undertow.config.scalars import typed
+from undertow.config.scalars import plain, told, typed
 
 PREFIX = "UNDERTOW__"
 
@@ -20,10 +20,12 @@ def command_line(words: Sequence[str]) -> Layer:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
-            raise ConfigError(f"command line: '{word}' is not of the form section.key=value, such as train.steps=100")
+            raise ConfigError(
+                f"command line: {told(word)} is not of the form section.key=value, such as train.steps=100"
+            )
         key = key.strip()
         _check(key, "command line")
-        put(layer, key, Entry(typed(text), "command line", Rank.COMMAND_LINE))
+        put(layer, key, Entry(typed(text, f"command line: {key}"), "command line", Rank.COMMAND_LINE))
     return layer
 
 
@@ -34,10 +36,12 @@ def variables(environment: Mapping[str, str]) -> Layer:
         if name.startswith(PREFIX):
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
             _check(key, f"environment {name}")
-            put(layer, key, Entry(typed(environment[name]), f"environment {name}", Rank.ENVIRONMENT))
+            source = f"environment {name}"
+            put(layer, key, Entry(typed(environment[name], f"{source}: {key}"), source, Rank.ENVIRONMENT))
     return layer
 
 
 def _check(key: str, source: str) -> None:
+    plain(key, f"{source}: a key")
     if not all(key.split(".")):
-        raise ConfigError(f"{source}: '{key}' is not a key; write section.key, such as train.steps")
+        raise ConfigError(f"{source}: {told(key)} is not a key; write section.key, such as train.steps")

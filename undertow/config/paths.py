@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from undertow.config.document import place
+from undertow.config.document import is_file, place
 from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
+from undertow.config.scalars import plain, told
 
 
 def recipe_folders() -> list[Path]:
@@ -26,16 +28,19 @@ def recipe_path(name: str | Path) -> Path:
 
     Raises `ConfigError`, listing the shipped recipes and naming the nearest, if there is none.
     """
+    plain(str(name), "recipe")
+    if not str(name):
+        raise ConfigError("the name of the recipe is empty: give a .yaml file or the name of a shipped recipe")
     path = Path(name)
-    if path.is_file():
+    if is_file(path):
         return path
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, it takes a name that is too long for a folder
         raise ConfigError(f"recipe '{place(path)}' is a folder; name a .yaml file in it")
     stem = path.with_suffix("").as_posix() if path.suffix == ".yaml" else path.as_posix()
     for folder in recipe_folders():
         file = folder / f"{stem}.yaml"
-        if file.is_file():
+        if is_file(file):
             return file
     names = recipe_names()
     shipped = f"(shipped recipes: {', '.join(names) or 'none'})"
-    raise ConfigError(f"no recipe file or name '{name}'{nearest(stem, names)} {shipped}")
+    raise ConfigError(f"no recipe file or name {told(str(name))}{nearest(stem, names)} {shipped}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from undertow.config.model import ModelConfig
 
@@ -13,6 +13,13 @@ Backend = Literal["auto", "reference", "triton", "gluon", "flydsl", "aiter"]
 
 def _on_off(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _possible_path(value: str) -> str:
+    longest = max(len(part.encode()) for part in value.split("/"))
+    if longest > 255 or len(value.encode()) > 1024:
+        raise ValueError("a path is at most 1024 bytes, and each name in it at most 255")
+    return value
 
 
 OpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -110,7 +117,9 @@ class RunConfig(Section):
         "auto", description="where tensors live; auto is cuda if there is one"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of weights and data order")
-    out: str = Field("runs/default", min_length=1, description="run directory")
+    out: Annotated[str, AfterValidator(_possible_path)] = Field(
+        "runs/default", min_length=1, description="run directory"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

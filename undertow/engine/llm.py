@@ -12,10 +12,10 @@ import torch
 from undertow.config.errors import InputError
 from undertow.engine.draws import Draws
 from undertow.engine.loading import load_directory, load_tokenizer
-from undertow.engine.prompts import Prompt, as_list, check_request, to_ids
+from undertow.engine.prompts import Prompt, as_list, check_request, check_tokenizer, to_ids
 from undertow.engine.runner import Batch
 from undertow.engine.sampler import sample
-from undertow.engine.sampling import SamplingParams
+from undertow.engine.sampling import SamplingParams, as_index, said
 from undertow.engine.stream import Chunk, FinishReason, OutputStream
 
 if TYPE_CHECKING:
@@ -75,11 +75,13 @@ class LLM:
         """Load a model directory in `dtype` on `device`, or take a model as it is, with its own dtype, device and ops.
 
         `batch_invariant` asks for operators that give a sequence the same bits in any company. `tokenizer` replaces
-        the directory's `tokenizer.json`. Raises `InputError` for what cannot be loaded, and for a tokenizer larger than
-        the model's vocabulary.
+        the directory's `tokenizer.json`. Raises `InputError` for what cannot be loaded, and for a tokenizer that
+        does not belong to the model.
         """
-        if max_sequences < 1:
-            raise InputError(f"max_sequences={max_sequences}: give at least 1")
+        if (as_index(max_sequences) or 0) < 1:
+            raise InputError(f"max_sequences={said(max_sequences)}: give a whole number, at least 1")
+        if model == "":
+            raise InputError("the model path is empty: give a model directory")
         if isinstance(model, (str, Path)):
             tokenizer = tokenizer or load_tokenizer(model)
             self.model = load_directory(model, dtype, device, batch_invariant)
@@ -90,11 +92,8 @@ class LLM:
         self.config = self.model.config
         self.tokenizer = tokenizer
         self.max_sequences = max_sequences
-        if tokenizer is not None and tokenizer.vocab_size > self.config.vocab_size:
-            raise InputError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {self.config.vocab_size}:"
-                " they do not belong together"
-            )
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, self.config)
 
     def generate(
         self,
@@ -127,6 +126,8 @@ class LLM:
     ) -> list[_Request]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence):
+            raise InputError(f"params are {said(params)}: give SamplingParams, or a list of them, one a prompt")
         if len(params) != len(prompts):
             raise InputError(
                 f"{len(params)} sampling parameters for {len(prompts)} prompts: give one for all, or one a prompt"

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
@@ -132,7 +133,7 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.begin(segments, "trunk")
         context = Context(self.config, ids, segments)
-        streams = self.embed.weight[ids][:, None].expand(-1, self.config.hc_mult, -1)
+        streams = F.embedding(ids, self.embed.weight)[:, None].expand(-1, self.config.hc_mult, -1)
         routes = []
         for index, block in enumerate(self.layers):
             layer_cache = NoCache() if cache is None else cache.layer(index)
@@ -167,7 +168,7 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.begin(segments, "mtp")
         layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
-        embedding = self.embed.weight[next_ids]
+        embedding = F.embedding(next_ids, self.embed.weight)
         hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)
         if cache is not None:
             cache.advance(segments, "mtp")

@@ -68,9 +68,8 @@ def refusal(op: str, backend: str, device: torch.device) -> str | None:
     """Why `backend` cannot serve `op` on `device`, or None if it can."""
     if backend == "reference":
         return None
-    if device.type == "cpu":
-        return f"{backend} kernels need a GPU"
-    return f"no {backend} kernel for {op} in this version"
+    where = "a CPU" if device.type == "cpu" else "a GPU"
+    return f"no {backend} kernel for {op} on {where} in this version"
 
 
 def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
