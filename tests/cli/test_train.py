@@ -47,7 +47,7 @@ def test_train_then_resume(words, tmp_path, capsys):
         ("train.stepz=1", 2, "did you mean 'train.steps'"),
         ("data.corpus=none.txt", 2, "corpus 'none.txt': there is no such file"),
         ("data.tokenizer=bpe-2048", 2, "its 2048 entries exceed the vocab_size"),
-        ("optimizations.recompute=on", 2, "optimizations.recompute: not built yet"),
+        ("optimizations.layout=on", 2, "optimizations.layout: not built yet"),
         ("train.learning_rate=1e30", 1, "the first parameter that is not finite: "),
     ],
 )

@@ -114,7 +114,7 @@ MODEL = "model: v4-tiny\n"
         (
             "train:\n  lerning_rate: 0.1\n",
             "a.yaml:3: unknown key 'train.lerning_rate' (given 0.1); did you mean 'train.learning_rate'? "
-            "allowed keys of train: batch_size, beta1, ",
+            "allowed keys of train: balance_weight, batch_size, ",
         ),
         ("trian:\n  steps: 1\n", "a.yaml:2: unknown key 'trian'; did you mean 'train'? allowed keys of a run: "),
         ("steps: 1\n", "a.yaml:2: unknown key 'steps' (given 1); did you mean 'train.steps'? allowed keys of a run: "),
@@ -132,7 +132,7 @@ MODEL = "model: v4-tiny\n"
         ("train:\n  steps: null\n", "a.yaml:3: train.steps is null; allowed: a whole number (optimizer steps)"),
         ("train:\n  steps: {a: 1}\n", "a.yaml:3: train.steps is a mapping of keys; allowed: a whole number (optimizer"),
         ("train:\n  steps: 0\n", "a.yaml:3: train.steps is 0; allowed: greater than or equal to 1 (optimizer steps)"),
-        ("train:\n  beta2: 1\n", "a.yaml:3: train.beta2 is 1; allowed: less than 1 (memory of the squared gradient)"),
+        ("train:\n  beta2: 1\n", "a.yaml:3: train.beta2 is 1; allowed: less than 1 (AdamW's memory of the squared gradient)"),
         ("train:\n  mtp_weight: .nan\n", "a.yaml:3: train.mtp_weight is NaN; allowed: a finite number ("),
         ("train: 5\n", "a.yaml:2: train is 5; allowed: a mapping of keys"),
         ("train:\n", "a.yaml:2: train is null; allowed: a mapping of keys"),

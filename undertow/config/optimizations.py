@@ -35,7 +35,12 @@ FAMILIES: dict[str, Family] = {
         "it replaces dispatch and grouped_gemm"
     ),
     "layout": Family("a pipeline of more than one stage"),
-    "recompute": Family("no special hardware; it trades time for memory"),
+    "recompute": Family(
+        "no special hardware; it trades time for memory",
+        built=True,
+        on={"recompute.layers": "all"},
+        off={"recompute.layers": "none"},
+    ),
     "fp8": Family("a GPU with 8-bit matrix units; its dialect (ocp or fnuz) follows from the architecture"),
 }
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undertow.config.model import ModelConfig
+from undertow.config.section import Section
+from undertow.config.training import DataConfig, IndexerConfig, RecomputeConfig, TrainConfig
 
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 Backend = Literal["auto", "reference", "triton", "gluon", "flydsl", "aiter"]
 
 
@@ -24,52 +27,6 @@ def _possible_path(value: str) -> str:
 
 OpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_off)]
-
-
-class Section(BaseModel):
-    """A frozen group of keys; unknown keys, wrong types, NaN and infinity are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class DataConfig(Section):
-    """What is learned from."""
-
-    corpus: str = Field("plays", description="text to train on: 'plays' is the corpus that is shipped")
-    tokenizer: str = Field("small-bpe", description="tokenizer: 'small-bpe' is the one that is shipped")
-    validation_fraction: float = Field(0.05, gt=0, lt=1, description="share of the corpus held out for evaluation")
-
-
-class TrainConfig(Section):
-    """The pretraining loop: length, batch, schedule, optimizer, objective and rhythm."""
-
-    steps: int = Field(300, ge=1, description="optimizer steps")
-    batch_size: int = Field(8, ge=1, description="sequences per step")
-    sequence_length: int = Field(512, ge=2, description="tokens per sequence")
-    learning_rate: float = Field(3e-3, gt=0, description="peak learning rate, after warm-up")
-    min_learning_rate: float = Field(3e-4, ge=0, description="learning rate at the last step")
-    warmup_steps: int = Field(20, ge=0, description="steps of linear rise from zero to the peak")
-    decay_fraction: float = Field(
-        1.0, ge=0, le=1, description="share of the steps after warm-up, counted from the end, that decay along a cosine"
-    )
-    weight_decay: float = Field(
-        0.1, ge=0, description="decoupled decay per step, as a share of learning rate and weight"
-    )
-    beta1: float = Field(0.9, ge=0, lt=1, description="memory of the gradient mean")
-    beta2: float = Field(0.95, ge=0, lt=1, description="memory of the squared gradient")
-    epsilon: float = Field(1e-20, gt=0, description="AdamW's addend to the root of the squared gradient")
-    gradient_clip: float = Field(1.0, gt=0, description="largest global norm of the gradient")
-    mtp_weight: float = Field(0.3, ge=0, description="weight of the multi-token-prediction loss beside the main loss")
-    eval_every: int = Field(100, ge=1, description="steps between evaluations on held-out text")
-    eval_batches: int = Field(4, ge=1, description="batches per evaluation")
-    checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints; the last step always writes one")
-    log_every: int = Field(10, ge=1, description="steps between log lines; metrics.jsonl has every step")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TrainConfig:
-        if self.min_learning_rate > self.learning_rate:
-            raise ValueError(f"min_learning_rate {self.min_learning_rate} exceeds learning_rate {self.learning_rate}")
-        return self
 
 
 class NumericsConfig(Section):
@@ -107,6 +64,8 @@ class RunConfig(Section):
     model: ModelConfig = Field(description="a preset by name, or a mapping of 'preset' and single fields of the model")
     data: DataConfig = DataConfig()  # type: ignore[call-arg]
     train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
+    indexer: IndexerConfig = IndexerConfig()  # type: ignore[call-arg]
+    recompute: RecomputeConfig = RecomputeConfig()  # type: ignore[call-arg]
     numerics: NumericsConfig = NumericsConfig()  # type: ignore[call-arg]
     attention: AttentionConfig = AttentionConfig()  # type: ignore[call-arg]
     ops: dict[OpName, Backend] = Field(
@@ -116,6 +75,9 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto is cuda if there is one"
     )
+    tracking: list[Tracker] = Field(
+        ["tensorboard"], description="where metrics go beside metrics.jsonl: tensorboard, wandb, trackio"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of weights and data order")
     out: Annotated[str, AfterValidator(_possible_path)] = Field(
         "runs/default", min_length=1, description="run directory"
@@ -123,9 +85,30 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.train.sequence_length > self.model.max_position_embeddings:
+        for length in (self.train.sequence_length, *(n for _, n in self.train.sequence_length_schedule)):
+            if length > self.model.max_position_embeddings:
+                raise ValueError(
+                    f"train.sequence_length {length} exceeds "
+                    f"model.max_position_embeddings {self.model.max_position_embeddings}"
+                )
+        if self.train.state_profile == "bf16" and self.numerics.dtype != "bfloat16":
             raise ValueError(
-                f"train.sequence_length {self.train.sequence_length} exceeds "
-                f"model.max_position_embeddings {self.model.max_position_embeddings}"
+                f"train.state_profile bf16 keeps the state of bfloat16 weights, numerics.dtype is "
+                f"{self.numerics.dtype}; set numerics.dtype=bfloat16 or train.state_profile=fp32"
+            )
+        if self.indexer.dense_steps + self.indexer.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"indexer.dense_steps {self.indexer.dense_steps} and indexer.warmup_steps {self.indexer.warmup_steps} "
+                f"together exceed train.steps {self.train.steps}"
+            )
+        if self.indexer.frozen and self.indexer.warmup_steps:
+            raise ValueError(
+                f"indexer.warmup_steps {self.indexer.warmup_steps} train the indexer alone, but indexer.frozen is "
+                "true; set one of them off"
+            )
+        layers = self.recompute.layers
+        if isinstance(layers, list) and any(layer >= self.model.num_hidden_layers for layer in layers):
+            raise ValueError(
+                f"recompute.layers {layers}: layers are 0 to {self.model.num_hidden_layers - 1} in this model"
             )
         return self
