@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from undertow.data.corpus import Document, load_corpus, split
+from undertow.data.corpus import Document, load_corpus
+from undertow.data.division import split
 from undertow.data.tokenizer import BOS, EOS, PAD
 
 ASSETS = Path(__file__).parent.parent / "undertow" / "data" / "assets"

@@ -153,7 +153,7 @@ def _die_after(moment: int, target: Path, model: Transformer) -> None:
 
         return step
 
-    for module, name in ((shards, "save_file"), (shards, "sync"), (publish, "sync"), (publish, "_swap")):
+    for module, name in ((shards, "save_file"), (shards, "sync"), (publish, "sync"), (publish, "swap")):
         setattr(module, name, counted(getattr(module, name)))
     try:
         save_model(model, target, format="released", shard_bytes=1_500_000)

@@ -5,49 +5,28 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.checkpoint.runs import CONFIG, CURSOR, learned, same, state_of
 from tests.model.small import small_config
-from undertow.checkpoint import shards, training
+from undertow.checkpoint import shards
 from undertow.checkpoint.training import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
 from undertow.config.errors import InputError, UndertowError
 from undertow.model.build import build_model
-
-CONFIG = small_config()
-CURSOR = {"epoch": 1, "document": 2, "offset": 3, "fingerprint": "abc"}
-
-
-def learned(seed: int = 0, steps: int = 1):
-    """A model and its optimizer after some steps; one parameter never had a gradient."""
-    model = build_model(CONFIG, seed=seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(steps):
-        for name, parameter in model.named_parameters():
-            parameter.grad = None if name == "norm.weight" else torch.full_like(parameter, 0.5)
-        optimizer.step()
-    return model, optimizer
-
-
-def state_of(model, optimizer) -> dict[str, torch.Tensor]:
-    state = dict(model.state_dict())
-    for name, parameter in model.named_parameters():
-        state |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def test_everything_comes_back(tmp_path):
     model, optimizer = learned(seed=1, steps=3)
     wanted = state_of(model, optimizer)
-    path = save_checkpoint(tmp_path, model, optimizer, Progress(3, 300, CURSOR))
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(3, 300, CURSOR, 2, 1))
     drawn = torch.rand(4)
     other, others = learned(seed=2, steps=0)
     assert latest_checkpoint(tmp_path) == path == tmp_path / "step-3"
-    assert load_checkpoint(path, other, others) == Progress(3, 300, CURSOR)
+    assert load_checkpoint(path, other, others) == Progress(3, 300, CURSOR, skipped=2, skipped_in_row=1)
     got = state_of(other, others)
-    assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
+    assert same(got, wanted)
     assert "norm.weight/exp_avg" not in got and "embed.weight/exp_avg" in got
     assert torch.equal(torch.rand(4), drawn)
 
@@ -57,44 +36,6 @@ def test_nothing_in_it_is_pickled(tmp_path):
     assert sorted(p.name for p in path.iterdir()) == [
         *("config.json", "model.safetensors", "optimizer.safetensors", "progress.json")
     ]
-
-
-def killed(folder: Path, moment: int) -> bool:
-    """Save step 2 in a process that dies before its `moment`-th call to the disk; whether it did die."""
-    model, optimizer = learned(steps=2)
-    child = os.fork()
-    if child == 0:
-        calls = iter(range(moment))
-
-        def counted(function):
-            def until(*given):
-                if next(calls, None) is None:
-                    os._exit(9)
-                return function(*given)
-
-            return until
-
-        training.sync, os.rename, os.replace = counted(training.sync), counted(os.rename), counted(os.replace)
-        save_checkpoint(folder, model, optimizer, Progress(2, 200, CURSOR))
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_any_moment_it_leaves_a_complete_checkpoint(tmp_path):
-    save_checkpoint(tmp_path, *learned(steps=1), Progress(1, 100, CURSOR))
-    found = []
-    for moment in range(100):
-        died = killed(tmp_path, moment)
-        path = latest_checkpoint(tmp_path)
-        assert path is not None
-        found.append(load_checkpoint(path, *learned(steps=0)).step)
-        if not died:
-            break
-    # The old one up to the moment when `latest` is replaced, the new one from then on; the next save clears up.
-    assert found == sorted(found) and set(found) == {1, 2} and len(found) > 8
-    save_checkpoint(tmp_path, *learned(steps=3), Progress(3, 300, CURSOR))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-1", "step-2", "step-3"]
 
 
 def test_a_full_disk_leaves_the_last_one(tmp_path, monkeypatch):
@@ -144,7 +85,18 @@ def test_a_latest_that_is_a_directory(tmp_path):
         latest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"step": -1}, {"tokens": -5}, {"tokens": 10**30}, {"step": True}, {"step": 2}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": -1},
+        {"tokens": -5},
+        {"tokens": 10**30},
+        {"step": True},
+        {"step": 2},
+        {"skipped": None},
+        {"skipped_in_row": 3},
+    ],
+)
 def test_progress_that_cannot_be(tmp_path, changed):
     path = save_checkpoint(tmp_path, *learned(), Progress(1, 1, CURSOR))
     values = json.loads((path / "progress.json").read_text())

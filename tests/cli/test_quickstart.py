@@ -7,21 +7,24 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 from undertow.cli import main
 from undertow.cli.quickstart import SHORT, begin, course, samples
-from undertow.cli.quickstart.bars import Bars, measure
+from undertow.cli.quickstart.bars import Bars, measure, words_pass
+from undertow.cli.quickstart.killed import repeated, train_and_kill
 from undertow.cli.quickstart.output import FIGURES, PAGE, prepare, write_figures
-from undertow.cli.quickstart.samples import known_words
-from undertow.config.errors import ConfigError, InputError
+from undertow.cli.quickstart.samples import Words, sample_words
+from undertow.config.errors import ConfigError, InputError, UndertowError
 from undertow.config.model import ModelConfig
 from undertow.config.resolve import resolve
 from undertow.config.schema import DataConfig, TrainConfig
 from undertow.engine.llm import LLM
 from undertow.engine.sampling import SamplingParams
+from undertow.train.metrics import read_metrics
 from undertow.train.text import read_text
 
 
@@ -35,7 +38,13 @@ def corpus(tmp_path_factory) -> Path:
 
 def tiny(corpus: Path, *more: str) -> tuple[str, ...]:
     """The short form with less text and fewer steps; the model, its length and every step of the course stay."""
-    less = ("train.steps=2", "train.batch_size=1", "train.eval_every=2", "train.checkpoint_every=1")
+    less = (
+        "train.steps=2",
+        "train.batch_size=1",
+        "train.eval_every=2",
+        "train.checkpoint_every=1",
+        "indexer.dense_steps=1",
+    )
     return (*SHORT, *less, f'data.corpus="{corpus}"', "device=cpu", *more)
 
 
@@ -45,6 +54,7 @@ def made(corpus, tmp_path_factory) -> tuple[Path, int, str]:
     out, printed = tmp_path_factory.mktemp("made") / "quickstart", io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(course, "SAMPLE_TOKENS", 4)
+        patch.setattr(course, "WORDS", (3, 8))
         patch.setattr(samples, "GREEDY", replace(samples.GREEDY, max_tokens=4))
         with pytest.raises(typer.Exit) as ended:
             begin(out, tiny(corpus), judged=True)
@@ -60,6 +70,7 @@ def test_everything_is_made(made):
     assert (figures["finished"], figures["judged"], figures["passed"]) == (True, True, False)
     assert figures["parameters"]["total"] == 1992060
     assert figures["nats_per_byte"] > figures["bars"]["token_unigram"]
+    assert figures["words"]["sampled"] >= figures["words"]["known"] >= figures["words"]["distinct"]
     assert [sample.startswith(prompt) for sample, prompt in zip(figures["samples"], ("HAMLET", "[Enter"), strict=True)]
     assert (out / "run" / "checkpoints" / "latest").read_text() == "step-2\n"
 
@@ -70,8 +81,18 @@ def test_a_model_that_learned_nothing_fails_the_verdict(made):
     assert headings == ["1.", "2.", "3.", "4.", "5.", "6."]
     assert printed.count("the same greedy tokens as before export") == 3
     assert "the same as before saving" in printed
-    assert "  The model is no better than frequencies: it has not learned to use context." in printed
+    assert "  The model is not good enough." in printed
     assert code == 1
+
+
+def test_the_run_was_killed_and_resumed_to_the_bit(made):
+    out, _, printed = made
+    told = json.loads((out / FIGURES).read_text())["resumed"]
+    assert "these 2 steps are the same to the last bit" in told and told in printed
+    events = (out / "run" / "events.log").read_text()
+    assert events.count("started") + events.count("resumed from") == 2 and events.count("finished") >= 1
+    assert [entry["step"] for entry in read_metrics(out / "run" / "metrics.jsonl")] == [1, 2]
+    assert told in (out / PAGE).read_text()
 
 
 def test_the_model_directory_writes_text(made):
@@ -128,12 +149,52 @@ def test_bars_of_a_text(corpus):
 
 @pytest.mark.parametrize(("reached", "passed"), [(1.9, True), (2.0, False), (2.5, False), (3.5, False)])
 def test_byte_and_token_frequencies_must_be_beaten(reached, passed):
-    assert Bars(byte_unigram=3.0, byte_bigram=2.4, token_unigram=2.0).passed_by(reached) is passed
+    assert Bars(byte_unigram=3.0, byte_bigram=2.0, token_unigram=2.2).passed_by(reached) is passed
+    assert Bars(byte_unigram=3.0, byte_bigram=2.2, token_unigram=2.0).passed_by(reached) is passed
 
 
-def test_known_words():
-    # "shal" is cut off at the end, "thou" and "gaol" stand in the corpus, "bree" does not, "to" is short.
-    assert known_words(["thou to Gaol bree shal"], "Thou art in gaol; thou shalt stay") == (2, 3)
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        (Words(1000, 500, 200), True),
+        (Words(1000, 499, 300), False),
+        (Words(1000, 900, 199), False),
+        (Words(0, 0, 0), False),
+    ],
+)
+def test_words_of_the_corpus_must_be_written(words, passed):
+    assert words_pass(words) is passed
+
+
+class Scripted:
+    """Answers every prompt with the same text, as long as it lasts."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def generate(self, prompts, params):
+        assert len({param.seed for param in params}) == len(prompts)
+        return [SimpleNamespace(text=self.text) for _ in prompts]
+
+
+def test_words_are_counted_without_the_last_of_a_sample():
+    # "shal" is cut off at the end; "thou" and "gaol" stand in the corpus, "bree" does not, "to" is short.
+    corpus = "Thou art in gaol; thou shalt stay"
+    assert sample_words(Scripted("thou to Gaol bree shal"), corpus, 3, 8) == Words(3, 2, 2)  # type: ignore[arg-type]
+    assert sample_words(Scripted("thou to Gaol bree shal"), corpus, 10, 8) == Words(10, 7, 2)  # type: ignore[arg-type]
+    assert sample_words(Scripted("no word"), corpus, 10, 8) == Words(0, 0, 0)  # type: ignore[arg-type]
+
+
+def test_a_run_that_ends_before_it_is_killed_is_told(tmp_path):
+    with pytest.raises(UndertowError, match="ended by itself with code 2, before step 3"):
+        train_and_kill(["no-such-recipe"], tmp_path / "metrics.jsonl", 3)
+
+
+def test_repeated_steps_are_compared():
+    before = [{"step": n, "train/loss": float(n)} for n in (1, 2, 3)]
+    after = [{"step": n, "train/loss": n + (0.25 if n == 3 else 0.0)} for n in (2, 3, 4)]
+    assert repeated(before, after) == (2, 0.25)
+    assert repeated(before[:2], after) == (1, 0.0)
 
 
 def test_the_short_form_keeps_the_length_and_the_model():

@@ -132,7 +132,7 @@ MODEL = "model: v4-tiny\n"
         ("train:\n  steps: null\n", "a.yaml:3: train.steps is null; allowed: a whole number (optimizer steps)"),
         ("train:\n  steps: {a: 1}\n", "a.yaml:3: train.steps is a mapping of keys; allowed: a whole number (optimizer"),
         ("train:\n  steps: 0\n", "a.yaml:3: train.steps is 0; allowed: greater than or equal to 1 (optimizer steps)"),
-        ("train:\n  beta2: 1\n", "a.yaml:3: train.beta2 is 1; allowed: less than 1 (AdamW's memory of the squared gradient)"),
+        ("train:\n  beta2: 1\n", "a.yaml:3: train.beta2 is 1; allowed: less than 1 (AdamW's memory of the "),
         ("train:\n  mtp_weight: .nan\n", "a.yaml:3: train.mtp_weight is NaN; allowed: a finite number ("),
         ("train: 5\n", "a.yaml:2: train is 5; allowed: a mapping of keys"),
         ("train:\n", "a.yaml:2: train is null; allowed: a mapping of keys"),

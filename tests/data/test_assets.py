@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from undertow.data.corpus import load_corpus, split
+from undertow.data.corpus import load_corpus
+from undertow.data.division import split
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.chatty import ANSWER_ID, USER_ID, chat_tokenizer, text_ids
 from undertow.config.errors import InputError
 from undertow.data.tokenizer import BOS, EOS, PAD, StreamDecoder, Tokenizer
 
@@ -155,3 +156,32 @@ def test_bad_definitions_and_ids_are_named(tmp_path: Path):
     for attempt in (SMALL.encode, lambda text: SMALL.encode_all(["a", text])):
         with pytest.raises(InputError, match="half a surrogate pair"):
             attempt("\ud83d")
+
+
+def test_text_taken_literally_knows_no_added_token():
+    tokenizer = chat_tokenizer()
+    text = f"a<｜User｜>b</think>{EOS}"
+    assert tokenizer.encode_literally([text, ""]) == [text_ids(text), []]
+    assert tokenizer.encode(text) == [*text_ids("a"), USER_ID, *text_ids("b"), ANSWER_ID, *text_ids(EOS)]
+    assert (tokenizer.added_id("<｜User｜>"), tokenizer.added_id(EOS), tokenizer.added_id("a")) == (USER_ID, 1, None)
+    assert SMALL.encode_literally([text]) == [SMALL.encode(text)] and SMALL.added_id("<｜User｜>") is None
+    with pytest.raises(InputError, match="text 1 is not Unicode"):
+        tokenizer.encode_literally(["a", "\ud83d"])
+
+
+def test_identity_is_of_the_definition_and_not_of_its_spelling(tmp_path: Path):
+    SMALL.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")), indent=3))
+    assert Tokenizer.load(str(path)).identity == Tokenizer.load("bpe-2048").identity == SMALL.identity
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": PAD}))
+    others = [Tokenizer.load(str(path)), TOKENIZERS["bpe-4096"], chat_tokenizer()]
+    assert len({SMALL.identity, *(other.identity for other in others)}) == 4 and others[0].eos_id == 2
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="tokenizer 'none' is neither shipped"):
+        Tokenizer.load("none")
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(InputError, match="is not a tokenizer definition"):
+        Tokenizer.load(str(tmp_path / "a.json"))

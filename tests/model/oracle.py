@@ -208,11 +208,7 @@ def _clamp_hook(clamps: list[float], limit: float):
 
 def _indexer_hook(note):
     def hook(module, inputs, _):
-        from undertow.model.cache import NoCache
-
-        x, latent, rope, entry_rope, segments, _ = inputs
-        keys = module.keys(x, entry_rope, segments, NoCache())
-        q, weights = module.queries(x, latent, rope)
+        (q, weights, keys), segments = inputs
         scores = module.ops.indexer_scores(q, keys, weights, segments, module.config.csa_ratio)
         note(scores, module.config.index_topk)
 

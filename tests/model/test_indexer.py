@@ -8,8 +8,9 @@ import torch
 from tests.model.oracle import randomise
 from undertow.config.model import ModelConfig
 from undertow.model.cache import NoCache
-from undertow.model.rotary import frequencies
+from undertow.model.rotary import frequencies, table
 from undertow.model.transformer import Transformer
+from undertow.ops.segments import Segments
 
 LENGTH = 61
 
@@ -42,9 +43,12 @@ def test_selection_follows_the_formula(variant):
     model = build(indexer=variant, index_hadamard=False)
     config, indexer = model.config, model.layers[1].attn.indexer
     seen = {}
-    indexer.register_forward_hook(lambda _, inputs, chosen: seen.update(inputs=inputs, chosen=chosen))
+    indexer.register_forward_hook(lambda _, inputs, chosen: seen.update(chosen=chosen))
+    indexer.weights_proj.register_forward_hook(lambda _, inputs, made: seen.update(x=inputs[0]))
+    model.layers[1].attn.q_norm.register_forward_hook(lambda _, inputs, made: seen.update(latent=made))
     model(tokens(model))
-    x, latent, _, entry_rope, segments, _ = seen["inputs"]
+    x, latent, segments = seen["x"], seen["latent"], Segments.from_lengths([LENGTH])
+    entry_rope = table(config, segments.entry_positions(config.csa_ratio), compressed=True)
     heads, width = config.index_n_heads, config.index_head_dim
     source = latent if variant == "shared" else x @ indexer.wq_a.weight.T
     q = rotated((source @ indexer.wq_b.weight.T).view(-1, heads, width), config)

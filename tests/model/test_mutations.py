@@ -13,7 +13,7 @@ from tests.model.cases import Plan, draw, logit_error
 from tests.model.oracle import native_name
 from undertow.config.model import RopeScaling
 from undertow.model import rotary
-from undertow.model.block import Block
+from undertow.model.block import Block, Layer
 from undertow.model.hyper import HyperConnection, project
 from undertow.model.moe import SharedExpert
 from undertow.model.router import Router
@@ -144,13 +144,13 @@ def norm_before_collapse(patch):
         )
         return self.ops.hyper_collapse(rms_norm(streams, None, config.rms_norm_eps), pre), post, mix
 
-    def forward(self, streams, context, cache, replay=None):
+    def forward(self, streams, context, cache, replay=None, recorded=None):
         x, post, mix = self.hc_attn(streams)
-        y = self.attn(x * self.attn_norm.weight, context, cache)
+        y, indexed = self.attn(x * self.attn_norm.weight, context, cache)
         streams = self.ops.hyper_expand(y, post, mix, streams)
         x, post, mix = self.hc_ffn(streams)
         y, routing = self.ffn(x * self.ffn_norm.weight, context.ids, replay)
-        return self.ops.hyper_expand(y, post, mix, streams), routing
+        return Layer(self.ops.hyper_expand(y, post, mix, streams), routing, indexed)
 
     patch.setattr(HyperConnection, "forward", collapse)
     patch.setattr(Block, "forward", forward)

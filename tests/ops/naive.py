@@ -167,6 +167,45 @@ def sparse_attention(
     return torch.stack(outputs), torch.stack(normalisers)
 
 
+def entry_mass(
+    attention_q: Tensor,
+    entries: Sequence[Tensor],
+    lse: Tensor,
+    selected: Tensor | None,
+    new: Sequence[int],
+    past: Sequence[int],
+    ratio: int,
+    scale: float,
+) -> list[tuple[list[int], Tensor]]:
+    """The entries that each query sees and selects, and the attention probability of each summed over heads."""
+    masses = []
+    for row, (document, t) in enumerate(queries(new, past)):
+        picks = list(range((t + 1) // ratio))
+        if selected is not None:
+            picks = sorted(set(selected[row].tolist()) & set(picks))
+        heads = torch.exp(entries[document][picks] @ attention_q[row].t() * scale - lse[row])
+        masses.append((picks, heads.sum(1)))
+    return masses
+
+
+def indexer_distillation(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    weights: Tensor,
+    masses: Sequence[tuple[list[int], Tensor]],
+    new: Sequence[int],
+    past: Sequence[int],
+) -> Tensor:
+    """KL of each query, by torch's own log-softmax, over the entries that `masses` names."""
+    losses = []
+    for row, (document, _) in enumerate(queries(new, past)):
+        picks, mass = masses[row]
+        target = mass / mass.sum().clamp(min=1e-10)
+        share = torch.log_softmax(torch.relu(keys[document][picks] @ q[row].t()) @ weights[row], 0)
+        losses.append((torch.xlogy(target, target) - target * share).sum())
+    return torch.stack(losses) if losses else q.new_zeros(0)
+
+
 def route(
     logits: Tensor, bias: Tensor | None, k: int, scale: float, chosen: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,16 +226,20 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None)
     return h if weight is None else h * weight[:, None]
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> Tensor:
-    rows = []
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+    rows, normalisers = [], []
     for h, label in zip(hidden, labels.tolist(), strict=True):
         if label == -100:
             rows.append(h.sum() * 0)
+            normalisers.append(h.sum() * 0)
             continue
         logits = weight @ h
         normaliser = torch.logsumexp(logits, 0)
         rows.append(normaliser - logits[label] + z_loss * normaliser**2)
-    return torch.stack(rows) if rows else hidden.new_zeros(0)
+        normalisers.append(normaliser)
+    if not rows:
+        return hidden.new_zeros(0), hidden.new_zeros(0)
+    return torch.stack(rows), torch.stack(normalisers)
 
 
 def angles(positions: Tensor, pairs: int, theta: float = 10000.0) -> Tensor:

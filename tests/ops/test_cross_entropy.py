@@ -55,7 +55,7 @@ def test_equals_torch(invariant):
     hidden, weight, labels = operands(50, 8, 60, torch.float64)
     leaves = [x.requires_grad_() for x in (hidden, weight)]
     twins = [x.detach().clone().requires_grad_() for x in (hidden, weight)]
-    got = linear_cross_entropy(*leaves, labels, invariant=invariant)
+    got, _ = linear_cross_entropy(*leaves, labels, invariant=invariant)
     want = torch.nn.functional.cross_entropy(twins[0] @ twins[1].t(), labels, reduction="none", ignore_index=IGNORE)
     assert relative(got, want) < 1e-13
     for g, w in zip(gradients(got.mean(), leaves), gradients(want.mean(), twins), strict=True):
@@ -65,9 +65,8 @@ def test_equals_torch(invariant):
 @MODES
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_type(dtype, invariant):
-    loss = linear_cross_entropy(*operands(4, 3, 9, dtype), invariant=invariant)
-    assert loss.dtype == island(dtype)
-    assert loss.shape == (4,)
+    for result in linear_cross_entropy(*operands(4, 3, 9, dtype), invariant=invariant):
+        assert (result.dtype, result.shape) == (island(dtype), (4,))
 
 
 @MODES
@@ -75,15 +74,15 @@ def test_loss_type(dtype, invariant):
 def test_all_labels_ignored(z_loss, invariant):
     hidden, weight, labels = operands(35, 4, 20, torch.float32, ignored=35)
     leaves = [x.requires_grad_() for x in (hidden, weight)]
-    loss = linear_cross_entropy(*leaves, labels, z_loss, invariant=invariant)
-    assert (loss == 0).all()
+    loss, normaliser = linear_cross_entropy(*leaves, labels, z_loss, invariant=invariant)
+    assert (loss == 0).all() and (normaliser == 0).all()
     assert all((g == 0).all() for g in gradients(loss, leaves))
 
 
 @MODES
 def test_no_rows(invariant):
     hidden, weight = torch.zeros(0, 4, requires_grad=True), torch.ones(9, 4, requires_grad=True)
-    loss = linear_cross_entropy(hidden, weight, torch.zeros(0, dtype=torch.int64), invariant=invariant)
+    loss, _ = linear_cross_entropy(hidden, weight, torch.zeros(0, dtype=torch.int64), invariant=invariant)
     assert loss.shape == (0,)
     assert [g.shape for g in gradients(loss, [hidden, weight])] == [(0, 4), (9, 4)]
 
@@ -92,16 +91,25 @@ def test_no_rows(invariant):
 def test_large_logits(invariant):
     hidden, weight, labels = operands(20, 4, 30, torch.float32)
     leaves = [(1e3 * hidden).requires_grad_(), weight.requires_grad_()]
-    loss = linear_cross_entropy(*leaves, labels, 1e-4, invariant=invariant)
-    want = naive.linear_cross_entropy(*(x.detach().double() for x in leaves), labels, 1e-4)
+    loss, _ = linear_cross_entropy(*leaves, labels, 1e-4, invariant=invariant)
+    want, _ = naive.linear_cross_entropy(*(x.detach().double() for x in leaves), labels, 1e-4)
     assert relative(loss, want) < 1e-5
     assert all(torch.isfinite(g).all() for g in gradients(loss, leaves))
+
+
+def test_the_plain_loss_is_what_the_z_loss_leaves():
+    hidden, weight, labels = operands(9, 5, 11, torch.float64)
+    weight.requires_grad_()
+    loss, normaliser = linear_cross_entropy(hidden, weight, labels, 0.1)
+    plain, same = linear_cross_entropy(hidden, weight, labels)
+    assert not normaliser.requires_grad and torch.equal(normaliser, same)
+    assert relative(loss - 0.1 * normaliser.square(), plain) < 1e-14
 
 
 def test_negative_loss_is_the_log_probability():
     hidden, weight, labels = operands(6, 5, 11, torch.float64, ignored=0)
     logp = torch.log_softmax(hidden @ weight.t(), -1)[torch.arange(6), labels]
-    assert relative(-linear_cross_entropy(hidden, weight, labels), logp) < 1e-14
+    assert relative(-linear_cross_entropy(hidden, weight, labels)[0], logp) < 1e-14
 
 
 @MODES
@@ -110,7 +118,8 @@ def test_rows_with_zero_upstream_gradient_give_none(invariant):
     leaves = [x.requires_grad_() for x in (hidden, weight)]
     upstream = torch.zeros(40, dtype=torch.float64)
     upstream[7] = 2.0
-    grad_hidden, _ = gradients(linear_cross_entropy(*leaves, labels, 0.1, invariant=invariant), leaves, [upstream])
+    loss, _ = linear_cross_entropy(*leaves, labels, 0.1, invariant=invariant)
+    grad_hidden, _ = gradients(loss, leaves, [upstream])
     assert grad_hidden.abs().sum(1).nonzero().flatten().tolist() == [7]
 
 
@@ -120,7 +129,7 @@ def test_gradcheck(invariant):
     leaves = [x.requires_grad_() for x in (hidden, weight)]
 
     def loss(h: Tensor, w: Tensor) -> Tensor:
-        return linear_cross_entropy(h, w, labels, 0.3, invariant=invariant)
+        return linear_cross_entropy(h, w, labels, 0.3, invariant=invariant)[0]
 
     assert torch.autograd.gradcheck(loss, leaves)
 

@@ -15,7 +15,7 @@ from tests.ops import documents
 from tests.ops.compare import Draw
 from undertow.ops import Ops, Segments
 from undertow.ops.reference import cross_entropy, tiles
-from undertow.ops.segments import entry_rows, window_rows
+from undertow.ops.segments import Rows, entry_rows, window_rows
 
 MODES = pytest.mark.parametrize("invariant", [False, True])
 SHORT, LONG = 256, 1024
@@ -103,6 +103,32 @@ def test_indexer_selection(invariant, monkeypatch):
     assert long <= 4.1 * short
     assert long < LONG * LONG // RATIO // 4
     assert kept == 0
+
+
+@MODES
+@pytest.mark.parametrize("stage", ["dense", "sparse"])
+def test_distillation(stage, invariant, monkeypatch):
+    """As `test_attention`: four times the tokens, four times what is kept, and no `[T, T / ratio]`."""
+    monkeypatch.setattr(tiles, "_BUDGET", 1 << 14)
+
+    def distil(tokens: int) -> tuple[int, int]:
+        draw, segments = Draw(tokens), Segments.from_lengths([tokens])
+        q, weights = draw.normal(tokens, HEADS, WIDTH), draw.normal(tokens, HEADS)
+        keys, entries = (draw.normal(tokens // RATIO, WIDTH) for _ in range(2))
+        limit = (segments.positions[:, None] + 1) // RATIO
+        selected = torch.where(torch.arange(4) < limit, torch.arange(4), -1) if stage == "sparse" else None
+        attention = draw.normal(tokens, HEADS, WIDTH), draw.normal(tokens, HEADS)
+        rows, op = segments.layout(entry_rows(RATIO)), Ops(batch_invariant=invariant).indexer_distillation
+
+        def run(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+            taught = attention[0], Rows(entries, rows), attention[1], selected
+            return op(q, Rows(keys, rows), weights, *taught, segments, ratio=RATIO, scale=0.3)
+
+        return measure(run, q, weights, keys)
+
+    (_, kept), (long, kept_long) = distil(SHORT), distil(LONG)
+    assert long <= 1.1 * max(tiles._BUDGET, LONG * HEADS * WIDTH)
+    assert 0 < kept_long <= 4 * kept
 
 
 @MODES

@@ -2,13 +2,13 @@
 
 import pytest
 
-from undertow.config.schema import TrainConfig
+from undertow.config.training import TrainConfig
 from undertow.optim.schedule import learning_rate
 
 
 def rates(**settings) -> list[float]:
     chosen = TrainConfig(learning_rate=1.0, min_learning_rate=0.1, **settings)
-    return [learning_rate(step, chosen) for step in range(1, chosen.steps + 1)]
+    return [learning_rate(step, chosen.steps, chosen) for step in range(1, chosen.steps + 1)]
 
 
 def test_warm_up_then_cosine():

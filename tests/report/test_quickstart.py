@@ -4,7 +4,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from undertow.report.curve import loss_curve
 from undertow.report.quickstart import quickstart_page
 
 FIGURES = {
@@ -12,14 +11,22 @@ FIGURES = {
     "passed": True,
     "bars": {"byte_unigram": 3.319, "byte_bigram": 2.447, "token_unigram": 2.165},
     "nats_per_byte": 1.6604,
-    "tokens": 4096,
-    "training_seconds": 2.0,
+    "words": {"sampled": 1000, "known": 710, "distinct": 321},
+    "resumed": "Killed after step 3 & resumed.",
     "parameters": {"total": 1992060, "routed_experts": 589824},
     "samples": ["HAMLET:\n<script>alert('$verdict')</script> & more"],
 }
 METRICS = [
-    {"step": 1, "train/lm_loss": 8.0, "moe/load_max": 2.0, "moe/load_min": 0.5},
-    {"step": 2, "train/lm_loss": 6.0, "eval/loss": 7.0, "moe/load_max": 1.5, "moe/load_min": 0.75},
+    {
+        **{"step": n, "tokens": 2048 * n, "train/lm_loss": loss, "moe/load_max": 2.0, "moe/load_min": 0.5},
+        **{"train/tokens_per_second": rate, "train/tflops_algorithmic": 0.25, "memory/peak_bytes": 3 * 2**29},
+        **extra,
+    }
+    for n, loss, rate, extra in (
+        (1, 8.0, 100.0, {}),
+        (2, None, 2048.0, {"train/skipped": 1}),
+        (3, 6.0, 4000.0, {"train/skipped": 1, "eval/loss": 7.0, "eval/indexer_recall": 0.75, "train/mtp_loss": 7.5}),
+    )
 ]
 
 
@@ -48,27 +55,16 @@ def test_page():
     assert tags.open == [] and tags.links == [] and "script" not in tags.seen
     assert "http" not in page and "url(" not in page
     assert "&lt;script&gt;alert(&#x27;$verdict&#x27;)&lt;/script&gt; &amp; more" in page
-    rows = {"the model": "1.660", "byte bigram frequencies": "2.447", "tokens per second": "2,048"}
+    rows = {"the model": "1.660", "byte bigram frequencies": "2.447", "tokens per second, median of the steps": "2,048"}
     for name, value in {**rows, "routed experts": "589,824"}.items():
         assert f"<td>{name}</td><td>{value}</td>" in page
     assert "better than the frequencies" in page
+    assert "710 of 1,000 sampled words" in page and "321 of these are distinct" in page
+    assert "Killed after step 3 &amp; resumed." in page
 
 
 @pytest.mark.parametrize(
-    ("change", "text"), [({"judged": False}, "is not judged"), ({"passed": False}, "no better than frequencies")]
+    ("change", "text"), [({"judged": False}, "is not judged"), ({"passed": False}, "is not good enough")]
 )
 def test_verdict(change, text):
     assert text in quickstart_page(FIGURES | change, METRICS)
-
-
-def test_curve_spans_its_axes():
-    curve = loss_curve([(1, 8.0), (3, 4.0)], [(2, 6.0)], "step", "nats")
-    assert 'points="44.0,44.0 676.0,236.0"' in curve
-    assert '<circle cx="360.0" cy="140.0" r="4"><title>6.000</title>' in curve
-    assert "nats: 8.00 to 4.00" in curve and "step 1 to 3" in curve
-
-
-def test_curve_of_one_point_and_of_none():
-    assert "44.0,236.0" in loss_curve([(1, 2.0)], [], "step", "nats")
-    with pytest.raises(ValueError, match="at least one point"):
-        loss_curve([], [], "step", "nats")

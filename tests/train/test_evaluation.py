@@ -7,6 +7,7 @@ import torch
 from tests.engine.bytelevel import VOCABULARY, tokenizer
 from tests.model.small import small_config
 from undertow.data.packing import validation_batches
+from undertow.data.store import TokenStore
 from undertow.model.build import build_model
 from undertow.train.evaluation import Evaluation, evaluate
 
@@ -28,7 +29,7 @@ def uniform():
 def test_uniform_model_costs_the_logarithm_of_its_vocabulary(uniform):
     words = tokenizer()
     documents = [np.array([0, *words.encode(text), 1], dtype=np.int32) for text in ("to be", "or not to be that is")]
-    batches = list(validation_batches(documents, rows=2, sequence_length=8))
+    batches = list(validation_batches(TokenStore.of(documents), rows=2, sequence_length=8))
     assert [batch.ids.shape for batch in batches] == [(2, 8), (1, 8), (1, 5)]
     result = evaluate(uniform, batches, words, "cpu")
     # 29 tokens in five segments, whose first tokens are nobody's label; 25 letters, of which three start a segment.
@@ -40,6 +41,8 @@ def test_uniform_model_costs_the_logarithm_of_its_vocabulary(uniform):
 def test_division_into_batches_does_not_matter():
     model, words = build_model(small_config(vocab_size=VOCABULARY), seed=5), tokenizer()
     documents = [np.array([0, *words.encode("now is the winter of our discontent"), 1], dtype=np.int32)] * 3
-    one, three = (evaluate(model, validation_batches(documents, rows, 16), words, "cpu") for rows in (1, 3))
+    one, three = (
+        evaluate(model, validation_batches(TokenStore.of(documents), rows, 16), words, "cpu") for rows in (1, 3)
+    )
     assert (one.labels, one.bytes) == (three.labels, three.bytes)
     assert one.nats == pytest.approx(three.nats, rel=1e-6)

@@ -1,7 +1,9 @@
 """Whole runs: recorded, resumed to the bit, and refused with one line."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,14 @@ import torch
 from undertow.checkpoint.directory import load_model
 from undertow.checkpoint.training import load_checkpoint
 from undertow.config.errors import ConfigError, InputError, UndertowError
-from undertow.train import pretrain as module
-from undertow.train.loop import Trainer, adamw
+from undertow.optim.build import build_optimizer
+from undertow.train import start as module
+from undertow.train.loop import Trainer
 from undertow.train.metrics import read_metrics
 from undertow.train.pretrain import Outcome, pretrain
 from undertow.train.progress import Lines
 
-CLOCK = ("time", "train/tokens_per_second")
+CLOCK = ("time", "train/tokens_per_second", "train/tflops_algorithmic", "train/tflops_reported", "memory/peak_bytes")
 
 
 class Shown(Lines):
@@ -50,7 +53,7 @@ def events(path: Path) -> list[str]:
 def test_a_run_and_its_directory(finished):
     run, outcome, lines = finished
     assert sorted(p.name for p in run.iterdir()) == [
-        *("checkpoints", "config.yaml", "environment.json", "events.log", "metrics.jsonl")
+        *("checkpoints", "config.yaml", "environment.json", "events.log", "metrics.jsonl", "tensorboard")
     ]
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["latest", "step-2", "step-4"]
     assert (run / "checkpoints" / "latest").read_text() == "step-4\n"
@@ -98,17 +101,41 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_to_the_bit(finished, recipe
     ]
 
 
-def test_optimizer_state_survives_and_absent_state_stays_absent(finished, recipe):
-    run, outcome, _ = finished
-    model = load_model(run / "checkpoints" / "step-2")
-    optimizer = adamw(model, recipe(run).config.train)
-    assert load_checkpoint(run / "checkpoints" / "step-4", model, optimizer) == outcome.progress
+def test_optimizer_state_survives_and_absent_state_stays_absent(recipe, tmp_path):
+    """A frozen indexer never has a gradient: no state to save, none to load, and the thawed run goes on with it."""
+    frozen = pretrain(recipe(tmp_path / "run", "indexer.frozen=true"), Shown())
+    model = load_model(tmp_path / "run" / "checkpoints" / "step-2")
+    optimizer = build_optimizer(model, recipe(tmp_path).config.train)
+    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step-4", model, optimizer) == frozen.progress
     kept = {name for name, p in model.named_parameters() if p in optimizer.state}
     without = {name for name, _ in model.named_parameters()} - kept
-    # Nothing of the main objective reaches the indexer through its discrete choice.
-    assert without and all(".indexer." in name for name in without)
+    assert without and without == {name for name, _ in model.named_parameters() if ".indexer." in name}
     assert optimizer.state[model.norm.weight]["step"].item() == 4.0
-    assert torch.equal(model.norm.weight, outcome.model.norm.weight)
+    assert torch.equal(model.norm.weight, frozen.model.norm.weight)
+    thawed = pretrain(recipe(tmp_path / "run", "train.steps=5"), Shown(), resume=True).model
+    assert all(not torch.equal(p, model.get_parameter(n)) for n, p in thawed.named_parameters() if n in without)
+
+
+def test_a_frozen_indexer_is_warned_of_in_a_run_from_scratch(recipe, tmp_path):
+    shown = Shown()
+    pretrain(recipe(tmp_path / "run", "indexer.frozen=true", "train.steps=1"), shown)
+    assert shown.lines[1].startswith("warning: indexer.frozen in a run from scratch: ")
+    again = Shown()
+    pretrain(recipe(tmp_path / "run", "indexer.frozen=true", "train.steps=2"), again, resume=True)
+    assert not any(line.startswith("warning") for line in again.lines)
+
+
+def test_a_run_may_start_from_the_weights_of_a_model_directory(finished, recipe, tmp_path):
+    source, outcome, _ = finished
+    weights = source / "checkpoints" / "step-4"
+    started = pretrain(
+        recipe(tmp_path / "run", f'init_from="{weights}"', "train.steps=1", "train.learning_rate=1e-9",
+               "train.min_learning_rate=0.0", "indexer.frozen=true"), Shown()
+    )  # fmt: skip
+    for name, parameter in started.model.named_parameters():
+        torch.testing.assert_close(parameter, outcome.model.get_parameter(name), rtol=0, atol=1e-7)
+    with pytest.raises(InputError, match=r"its sliding_window is 8, this recipe.s model has 9; set model"):
+        pretrain(recipe(tmp_path / "other", f'init_from="{weights}"', "model.sliding_window=9"), Shown())
 
 
 def test_resume_of_a_finished_run_does_nothing(copied, recipe):
@@ -138,16 +165,68 @@ def test_resume_with_another_model_or_data_is_refused(finished, recipe, change, 
     assert ((run / "config.yaml").read_text(), events(run)) == before
 
 
-def test_interruption_says_what_is_kept(recipe, tmp_path, monkeypatch):
-    run, shown = tmp_path / "run", Shown()
-    stopping_after(3, monkeypatch, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(recipe(run), shown)
-    kept = run / "checkpoints" / "step-2"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_the_step_it_has_taken_and_goes_on_to_the_bit(
+    finished, recipe, tmp_path, monkeypatch, number
+):
+    run, shown, take = tmp_path / "run", Shown(), Trainer.step
+    with monkeypatch.context() as patch:
+
+        def signalled(self):
+            if self.progress.step == 2:
+                os.kill(os.getpid(), number)
+            return take(self)
+
+        patch.setattr(Trainer, "step", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(recipe(run), shown)
+    kept = run / "checkpoints" / "step-3"
     assert shown.lines[-1] == (
         f"interrupted after step 3; {kept} is the last checkpoint; --resume auto goes on from it"
     )
-    assert events(run)[-1] == "interrupted after step 3"
+    assert events(run)[-2:] == ["checkpoint step-3", "interrupted after step 3"]
+    pretrain(recipe(run), Shown(), resume=True)
+    assert entries(run) == entries(finished[0])
+
+
+def test_interruption_before_the_first_step_is_over(recipe, tmp_path, monkeypatch):
+    shown = Shown()
+    stopping_after(0, monkeypatch, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe(tmp_path / "run"), shown)
+    assert shown.lines[-1].startswith("interrupted after step 0; there is no checkpoint yet; ")
+
+
+def test_old_checkpoints_go(recipe, tmp_path):
+    pretrain(recipe(tmp_path / "run", "train.checkpoint_every=1", "train.checkpoint_keep=2"), Shown())
+    held = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert held == ["latest", "step-3", "step-4"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("train.micro_batch_size=1",),
+        ("optimizations.recompute=on",),
+        ("recompute.layers=[1]", "train.optimizer=adamw"),
+        ("train.state_profile=bf16", "numerics.dtype=bfloat16"),
+        ("indexer.dense_steps=1", "indexer.warmup_steps=2"),
+        ("train.batch_size_schedule=[[3,3]]", "train.sequence_length_schedule=[[4,24]]"),
+    ],
+)
+def test_other_ways_to_train_resume_to_the_bit_too(recipe, tmp_path, monkeypatch, change):
+    pretrain(recipe(tmp_path / "straight", *change), Shown())
+    with monkeypatch.context() as patch:
+        stopping_after(3, patch, RuntimeError)
+        with pytest.raises(RuntimeError):
+            pretrain(recipe(tmp_path / "run", *change), Shown())
+    pretrain(recipe(tmp_path / "run", *change), Shown(), resume=True)
+    assert entries(tmp_path / "run") == entries(tmp_path / "straight")
+
+
+def test_recomputation_changes_no_bit(finished, recipe, tmp_path):
+    pretrain(recipe(tmp_path / "run", "optimizations.recompute=on"), Shown())
+    assert entries(tmp_path / "run") == entries(finished[0])
 
 
 def test_what_is_not_finite_is_one_line(recipe, tmp_path, monkeypatch):

@@ -1,36 +1,69 @@
 """Who may use a run directory, and what lies in it."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from undertow.config.errors import InputError
 from undertow.config.resolve import resolve
-from undertow.model.router import Routing
-from undertow.train.metrics import MetricsFile, expert_load, read_metrics
+from undertow.train.metrics import MetricsFile, read_metrics
 from undertow.train.run import RunDirectory
 
 
+def claimed(path: Path, resume: bool = False) -> Path | None:
+    """What a run that ends at once is given to go on from."""
+    with RunDirectory(path).claim(resume) as checkpoint:
+        return checkpoint
+
+
 def test_a_new_or_empty_directory_is_free(tmp_path):
-    assert RunDirectory(tmp_path / "new").claim(resume=False) is None
-    assert RunDirectory(tmp_path).claim(resume=True) is None
+    assert claimed(tmp_path / "a" / "new") is None
+    assert claimed(tmp_path / "a", resume=True) is None
+    assert [p.name for p in tmp_path.rglob("*")] == ["a"], "what was made and not used goes again"
 
 
 def test_a_file_or_foreign_directory_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match=r"is not empty and holds no run; .*out=DIR"):
-        RunDirectory(tmp_path).claim(resume=True)
+        claimed(tmp_path, resume=True)
     with pytest.raises(InputError, match=r"thesis\.txt: is a file"):
-        RunDirectory(tmp_path / "thesis.txt").claim(resume=False)
+        claimed(tmp_path / "thesis.txt")
 
 
 def test_a_run_is_refused_without_resume_and_begun_again_with_it(tmp_path, recipe):
     run = RunDirectory(tmp_path / "run")
     run.describe(recipe(tmp_path / "run"), {}, torch.device("cpu"))
     with pytest.raises(InputError, match=r"holds a run \(no checkpoint yet\); go on with --resume auto"):
-        run.claim(resume=False)
-    assert run.claim(resume=True) is None
+        claimed(run.path)
+    assert claimed(run.path, resume=True) is None
+
+
+def test_one_killed_before_it_described_itself_is_begun_anew(tmp_path):
+    for name in (".lock", ".config.yaml.writing"):
+        (tmp_path / name).write_text("half")
+    assert claimed(tmp_path) is None
+
+
+def test_a_run_at_work_is_refused_with_its_process(tmp_path, recipe):
+    run = RunDirectory(tmp_path / "run")
+    with run.claim(resume=False):
+        run.describe(recipe(run.path), {}, torch.device("cpu"))
+        with pytest.raises(InputError, match=rf"run: process {os.getpid()} on \S+ is at work there; .*out=DIR"):
+            claimed(run.path, resume=True)
+    assert claimed(run.path, resume=True) is None
+    assert not (run.path / ".lock").exists()
+
+
+def test_an_event_after_a_torn_line_stands_on_its_own(tmp_path):
+    (tmp_path / "events.log").write_bytes(b"2026-01-01  started\n2026-01-01  che")
+    RunDirectory(tmp_path).note("failed")
+    RunDirectory(tmp_path).note("again")
+    lines = (tmp_path / "events.log").read_text().splitlines()
+    assert lines[:2] == ["2026-01-01  started", "2026-01-01  che"]
+    assert [line.split("  ")[1] for line in lines[2:]] == ["failed", "again"]
 
 
 def test_description(tmp_path, recipe):
@@ -76,12 +109,3 @@ def test_a_directory_in_the_place_of_a_file(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=rf"{name}: cannot be (read|written) \(Is a directory\)"):
         MetricsFile(tmp_path / name, 0) if name == "metrics.jsonl" else RunDirectory(tmp_path).note("started")
-
-
-def test_expert_load_is_in_even_shares():
-    def routes(*chosen: int) -> Routing:
-        indices = torch.tensor(chosen).view(-1, 2)
-        return Routing(indices, torch.ones_like(indices), torch.zeros(len(indices), 4))
-
-    assert expert_load([routes(0, 1, 2, 3)]) == (1.0, 1.0)
-    assert expert_load([routes(0, 1, 2, 3), routes(0, 1, 0, 2)]) == (2.0, 0.0)

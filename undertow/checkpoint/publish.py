@@ -62,7 +62,7 @@ def replacing(target: Path) -> Iterator[Path]:
         for file in fresh.iterdir():
             sync(file)
         sync(fresh)
-        _swap(fresh, target)
+        swap(fresh, target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:
         raise UndertowError(f"{target}: cannot be written ({error}); what was there is untouched") from error
@@ -112,7 +112,7 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _swap(fresh: Path, target: Path) -> None:
+def swap(fresh: Path, target: Path) -> None:
     """Put `fresh` at `target`; what was there is afterwards at `fresh`, or gone."""
     if not target.exists():
         os.rename(fresh, target)

@@ -72,6 +72,9 @@ class RunConfig(Section):
         {}, description="backend of single operators by name; those not named are 'auto'"
     )
     optimizations: OptimizationsConfig = OptimizationsConfig()  # type: ignore[call-arg]
+    init_from: str | None = Field(
+        None, min_length=1, description="model directory whose weights a new run starts from; null is a fresh model"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto is cuda if there is one"
     )
@@ -96,16 +99,14 @@ class RunConfig(Section):
                 f"train.state_profile bf16 keeps the state of bfloat16 weights, numerics.dtype is "
                 f"{self.numerics.dtype}; set numerics.dtype=bfloat16 or train.state_profile=fp32"
             )
-        if self.indexer.dense_steps + self.indexer.warmup_steps > self.train.steps:
-            raise ValueError(
-                f"indexer.dense_steps {self.indexer.dense_steps} and indexer.warmup_steps {self.indexer.warmup_steps} "
-                f"together exceed train.steps {self.train.steps}"
-            )
         if self.indexer.frozen and self.indexer.warmup_steps:
             raise ValueError(
                 f"indexer.warmup_steps {self.indexer.warmup_steps} train the indexer alone, but indexer.frozen is "
                 "true; set one of them off"
             )
+        staged = self.indexer.dense_steps or self.indexer.warmup_steps
+        if staged and self.model.csa_ratio not in self.model.compress_ratios:
+            raise ValueError("indexer.dense_steps and warmup_steps need a model with compressed sparse attention")
         layers = self.recompute.layers
         if isinstance(layers, list) and any(layer >= self.model.num_hidden_layers for layer in layers):
             raise ValueError(

@@ -36,8 +36,8 @@ class DataConfig(Section):
 
     corpus: str = Field(
         "plays",
-        description="'plays' is shipped; else a .txt, .jsonl or .parquet file, a directory of prepared shards, or "
-        "hf:NAME of a data set on the Hugging Face hub or on disk",
+        description="'plays' is shipped; else a .txt, .jsonl or .parquet file or a directory of such, a directory of "
+        "prepared shards, or hf:NAME of a data set on the Hugging Face hub or on disk",
     )
     kind: Literal["text", "chat"] = Field(
         "text", description="text: every token is learned; chat: prompts and responses, responses alone are learned"

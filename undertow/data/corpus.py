@@ -1,133 +1,151 @@
-"""Corpora as lists of named documents: the shipped plays, a text file or a JSONL file, and their held-out split."""
+"""Corpora as named documents, one at a time: the shipped plays, text, JSONL and Parquet files, Hugging Face data."""
 
 from __future__ import annotations
 
+import codecs
 import importlib.resources
 import json
 import lzma
-from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from undertow.config.errors import InputError
+from undertow.data.records import HUB, RECORD_FILES, Reading, Record, corpus_files, file_records, hub_records
 
 SHIPPED = {"plays": "plays.jsonl.xz"}
+TEXT_FILES = (".txt", *RECORD_FILES)
+_PIECE = 1 << 20  # bytes read at once
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text that is learned as a unit, and the name it is reported by."""
+    """One text that is learned as a unit, and the name it is reported by; not `named`, that is its place in a file."""
 
     name: str
     text: str
+    named: bool = field(default=True, compare=False)
+
+    @property
+    def content(self) -> str:
+        """What decides whether it is held out: its text and its own name, wherever it stands."""
+        return f"{self.name if self.named else ''}\n{self.text}"
 
 
-def load_corpus(source: str | Path) -> list[Document]:
-    """The documents of `source`, in file order: a shipped corpus by name (`plays`) or a path.
+def load_corpus(corpus: str | Path, text_field: str = "text", split: str = "train") -> list[Document]:
+    """All documents of `read_documents`."""
+    return list(read_documents(corpus, text_field, split))
 
-    A `.txt` file holds one document, or several with a form feed (U+000C) between them. A `.jsonl` file holds one
-    object a line with a `text` and, if wanted, a `name`. Both are UTF-8. Raises `InputError` for a missing, empty or
-    malformed file, naming the byte or the line.
+
+def read_documents(
+    corpus: str | Path, text_field: str = "text", split: str = "train", reading: Reading | None = None
+) -> Iterator[Document]:
+    """The documents of a corpus in order, streamed; `reading` follows how far it is.
+
+    `corpus` is a shipped one by name (`plays`), a file, a directory of files, taken by name, or `hf:NAME[:CONFIG]` of
+    Hugging Face. A `.txt` file holds one document, or several with a form feed (U+000C) between them. A record (a line
+    of `.jsonl`, a row of `.parquet`) holds its text in `text_field` and, if wanted, a `name`. All text is UTF-8, and
+    an empty one is no document. Raises `InputError` for what is missing or malformed, naming the byte, line or row, and
+    for a corpus without a document.
     """
-    if str(source) in SHIPPED:
-        asset = SHIPPED[str(source)]
-        packed = (importlib.resources.files("undertow.data") / "assets" / asset).read_bytes()
-        return _from_jsonl(lzma.decompress(packed).decode("utf-8"), str(source))
-    path = Path(source)
-    if path.suffix not in (".txt", ".jsonl"):
-        raise InputError(
-            f"corpus '{source}' is neither shipped ({', '.join(SHIPPED)}) nor a path ending in .txt or .jsonl"
-        )
-    if not path.is_file():
-        raise InputError(f"corpus '{source}': there is no such file")
-    text = _decode(path.read_bytes(), path)
-    documents = _from_jsonl(text, str(path)) if path.suffix == ".jsonl" else _from_text(text, path)
-    if not documents:
-        raise InputError(f"corpus '{source}' is empty: it needs at least one document with text")
-    return documents
+    corpus, reading = str(corpus), reading or Reading()
+    found = False
+    for document in _documents(corpus, text_field, split, reading):
+        if document.text:
+            found = True
+            yield document
+    if not found:
+        raise InputError(f"corpus '{corpus}' is empty: it needs at least one document with text")
 
 
-def split(
-    documents: Sequence[Document], validation_fraction: float = 0.02, seed: int = 0
-) -> tuple[list[Document], list[Document]]:
-    """(training, validation): whole documents, disjoint, each part in corpus order and never empty.
-
-    Documents are drawn in an order fixed by `seed` and their content until they hold `validation_fraction` of the
-    bytes. A corpus of one document is cut in two at a line break instead. The shipped tokenizers learned from the
-    training part under the default arguments. Raises `InputError` if the fraction is not in (0, 1) or there is nothing
-    to divide.
-    """
-    if not 0 < validation_fraction < 1:
-        raise InputError(f"validation_fraction {validation_fraction} must lie between 0 and 1, both excluded")
-    if len(documents) == 1:
-        return _cut(documents[0], validation_fraction)
-    if not documents:
-        raise InputError("a corpus of no documents cannot be divided into training and validation")
-    sizes = [len(document.text.encode()) for document in documents]
-    drawn = sorted(range(len(documents)), key=lambda index: (_digest(documents[index], seed), index))
-    wanted = validation_fraction * sum(sizes)
-    held_out: set[int] = set()
-    held_bytes = 0
-    for index in drawn[:-1]:  # the last one always stays in training
-        held_out.add(index)
-        held_bytes += sizes[index]
-        if held_bytes >= wanted:
-            break
-    training = [document for index, document in enumerate(documents) if index not in held_out]
-    validation = [document for index, document in enumerate(documents) if index in held_out]
-    return training, validation
+def _documents(corpus: str, text_field: str, split: str, reading: Reading) -> Iterator[Document]:
+    fields, needed = (text_field, "name"), (text_field,)
+    if corpus in SHIPPED:
+        yield from _shipped(corpus, reading)
+    elif corpus.startswith(HUB):
+        for record in hub_records(corpus, fields, needed, split, reading):
+            yield _document(record, text_field)
+    else:
+        for path in corpus_files(corpus, TEXT_FILES, reading):
+            if path.suffix == ".txt":
+                yield from _text_documents(path, reading)
+            else:
+                for record in file_records(path, fields, needed, reading):
+                    yield _document(record, text_field)
 
 
-def _cut(document: Document, validation_fraction: float) -> tuple[list[Document], list[Document]]:
-    text = document.text
-    if len(text) < 2:
-        raise InputError(f"document '{document.name}' of one character cannot be divided into training and validation")
-    target = min(max(round(len(text) * (1 - validation_fraction)), 1), len(text) - 1)
-    # The line break may lie far off, or nowhere: then the cut falls inside a line.
-    at = text.rfind("\n", 0, target) + 1
-    at = at if at > target // 2 else target
-    return [Document(f"{document.name} (start)", text[:at])], [Document(f"{document.name} (end)", text[at:])]
+def _shipped(corpus: str, reading: Reading) -> Iterator[Document]:
+    packed = (importlib.resources.files("undertow.data") / "assets" / SHIPPED[corpus]).read_bytes()
+    lines = lzma.decompress(packed).decode("utf-8").split("\n")
+    reading.total = len(lines)
+    for number, line in enumerate(lines, 1):
+        reading.done += 1
+        if line:
+            yield _document(Record(json.loads(line), f"line {number}", f"corpus '{corpus}', line {number}"), "text")
 
 
-def _digest(document: Document, seed: int) -> bytes:
-    return blake2b(f"{seed}\n{document.name}\n{document.text}".encode(), digest_size=16).digest()
-
-
-def _decode(data: bytes, path: Path) -> str:
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"corpus '{path}' is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert the file to UTF-8"
-        ) from None
-
-
-def _from_text(text: str, path: Path) -> list[Document]:
-    parts = [part for part in text.split("\f") if part.strip()]
-    if len(parts) == 1:
-        return [Document(path.name, parts[0])]
-    return [Document(f"{path.name}, part {number}", part) for number, part in enumerate(parts, 1)]
-
-
-def _from_jsonl(text: str, source: str) -> list[Document]:
-    # Not splitlines(): a JSON string may hold U+2028 and its like unescaped.
-    lines = enumerate(text.split("\n"), 1)
-    return [_from_line(line, f"corpus '{source}', line {number}", number) for number, line in lines if line.strip()]
-
-
-def _from_line(line: str, where: str, number: int) -> Document:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON at column {error.colno} ({error.msg})") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str) or not entry["text"]:
-        raise InputError(f'{where}: expected an object with a non-empty string "text", as in {{"text": "To be"}}')
-    name = entry.get("name", f"line {number}")
+def _document(record: Record, text_field: str) -> Document:
+    values, where = record.values, record.where
+    text = values.get(text_field) if isinstance(values, dict) else None
+    if not isinstance(text, str):
+        raise InputError(f'{where}: expected an object with a string "{text_field}", as in {{"{text_field}": "To be"}}')
+    given = values.get("name")
+    name = record.place if given is None else given
     if not isinstance(name, str):
-        raise InputError(f'{where}: "name" must be a string, not {json.dumps(name)}')
+        raise InputError(f'{where}: "name" must be a string, not {name!r}')
+    check_unicode(name + text, where)
+    return Document(name, text, named=given is not None)
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Raises `InputError` for a text with half a surrogate pair, which UTF-8 cannot hold."""
     try:
-        (name + entry["text"]).encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where}: the text holds half a surrogate pair ({error.object[error.start]!r})") from None
-    return Document(name, entry["text"])
+
+
+def _text_documents(path: Path, reading: Reading) -> Iterator[Document]:
+    parts = (part for part in _divided(path, reading) if part.strip())
+    first, second = next(parts, None), next(parts, None)
+    if first is not None and second is None:
+        yield Document(path.name, first, named=False)
+    elif first is not None and second is not None:
+        yield Document(f"{path.name}, part 1", first, named=False)
+        yield Document(f"{path.name}, part 2", second, named=False)
+        for number, part in enumerate(parts, 3):
+            yield Document(f"{path.name}, part {number}", part, named=False)
+
+
+def _divided(path: Path, reading: Reading) -> Iterator[str]:
+    """The text of a file between form feeds; never more of it in memory than a document and a piece."""
+    held: list[str] = []
+    for piece in _decoded(path, reading):
+        head, *rest = piece.split("\f")
+        held.append(head)
+        for part in rest:
+            yield "".join(held)
+            held = [part]
+    yield "".join(held)
+
+
+def _decoded(path: Path, reading: Reading) -> Iterator[str]:
+    decoder, read, first = codecs.getincrementaldecoder("utf-8")(), 0, True
+    with path.open("rb") as file:
+        while True:
+            data = file.read(_PIECE)
+            pending = len(decoder.getstate()[0])
+            try:
+                piece = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = read - pending + error.start
+                raise InputError(
+                    f"corpus '{path}' is not UTF-8: byte {at} is 0x{error.object[error.start]:02x}; "
+                    "convert the file to UTF-8"
+                ) from None
+            read += len(data)
+            reading.done += len(data)
+            yield piece.removeprefix("\ufeff") if first else piece
+            first = first and not piece
+            if not data:
+                return

@@ -1,8 +1,8 @@
-"""Documents as token ids, packed into rows without losing or repeating a token, from a cursor that resumes exactly."""
+"""Documents packed into rows without losing or repeating a token, from a cursor that resumes exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from typing import Any
@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from undertow.config.errors import InputError
-from undertow.data.corpus import Document
-from undertow.data.tokenizer import Tokenizer
+from undertow.data.order import epoch_order
+from undertow.data.store import TokenStore
 
 IGNORED = -100
-_CHUNK = 64  # documents encoded at once: the encoder's own records take about a hundred bytes a token
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Batch:
 
     A segment is a run of one document's tokens inside one row, numbered 0, 1, 2 ... in each row; attention stays inside
     it. A document that does not end in its row goes on in the next one as a new segment, without its earlier tokens.
-    A label is the next token of the same segment, or -100 at the segment's last token, which has none.
+    A label is the next token of the same segment, or -100 where there is none or it is not to be learned.
     """
 
     ids: np.ndarray
@@ -36,7 +35,7 @@ class Cursor:
     """Where the next token is read: `offset` tokens into the `document`-th document of the `epoch`'s own order.
 
     `fingerprint` names the documents and the shuffling seed it belongs to. Row length and batch size are no part of it:
-    they may change at a resumption.
+    they may change from step to step and at a resumption.
     """
 
     epoch: int
@@ -58,32 +57,30 @@ class Cursor:
 
 
 class Packer:
-    """Training batches without end: an iterator of `Batch` with `rows` full rows of `sequence_length` tokens.
+    """Training batches without end: `next` gives `rows` full rows of `sequence_length` tokens, `take` any other shape.
 
     Each epoch reads all documents in an order of its own, fixed by `seed`. Rows are cut from one stream, so the end of
-    an epoch shares its batch with the start of the next. `documents` are token ids as from `encode_documents`. Starting
-    from an earlier `cursor` gives the same batches as going on; one of other data or another seed is an `InputError`.
+    an epoch shares its batch with the start of the next. Starting from an earlier `cursor` gives the same batches as
+    going on; one of other data or another seed is an `InputError`.
     """
 
     def __init__(
-        self,
-        documents: Sequence[np.ndarray],
-        rows: int,
-        sequence_length: int,
-        seed: int = 0,
-        cursor: Cursor | None = None,
+        self, store: TokenStore, rows: int, sequence_length: int, seed: int = 0, cursor: Cursor | None = None
     ) -> None:
-        _check(documents, rows, sequence_length)
-        self._documents, self._rows, self._length, self._seed = documents, rows, sequence_length, seed
-        fingerprint = _fingerprint(documents, seed)
+        _check(rows, sequence_length)
+        self._store, self._rows, self._length, self._seed = store, rows, sequence_length, seed
+        fingerprint = blake2b(f"{store.content}\n{seed}".encode(), digest_size=8).hexdigest()
         self._cursor = cursor or Cursor(0, 0, 0, fingerprint)
         if self._cursor.fingerprint != fingerprint:
             raise InputError(
                 f"data cursor of fingerprint {self._cursor.fingerprint} does not belong to these documents and seed "
-                f"({fingerprint}): resume with the same corpus, tokenizer and seed, or start without a cursor"
+                f"({fingerprint}): resume with the same corpus, kind, tokenizer and seed, or start without a cursor"
             )
-        self._order = self._shuffled(self._cursor.epoch)
-        _check_range(self._cursor, documents, self._order)
+        if not (0 <= self._cursor.epoch < 2**63 and 0 <= self._cursor.document < len(store)):
+            raise _outside(self._cursor, store)
+        self._order = epoch_order(len(store), seed, self._cursor.epoch)
+        if not 0 <= self._cursor.offset < store.lengths[self._order[self._cursor.document]]:
+            raise _outside(self._cursor, store)
 
     @property
     def cursor(self) -> Cursor:
@@ -94,96 +91,77 @@ class Packer:
         return self
 
     def __next__(self) -> Batch:
-        return _batch([self._row() for _ in range(self._rows)])
+        return self.take(self._rows, self._length)
 
-    def _row(self) -> list[np.ndarray]:
-        segments: list[np.ndarray] = []
-        room = self._length
-        while room:
-            at = self._cursor
-            document = self._documents[self._order[at.document]]
-            segments.append(document[at.offset : at.offset + room])
-            room -= len(segments[-1])
-            self._advance(len(segments[-1]), len(document))
-        return segments
-
-    def _advance(self, taken: int, size: int) -> None:
-        epoch, document, offset = self._cursor.epoch, self._cursor.document, self._cursor.offset + taken
-        if offset == size:
-            document, offset = document + 1, 0
-        if document == len(self._documents):
-            epoch, document = epoch + 1, 0
-            self._order = self._shuffled(epoch)
+    def take(self, rows: int, sequence_length: int) -> Batch:
+        """The next `rows` rows of `sequence_length` tokens, whatever shape the batches before had."""
+        _check(rows, sequence_length)
+        stream = _Stream(rows * sequence_length)
+        epoch, document, offset = self._cursor.epoch, self._cursor.document, self._cursor.offset
+        while stream.room:
+            number = int(self._order[document])
+            offset += stream.add(self._store, number, offset)
+            if offset == self._store.lengths[number]:
+                document, offset = document + 1, 0
+            if document == len(self._store):
+                epoch, document = epoch + 1, 0
+                self._order = epoch_order(len(self._store), self._seed, epoch)
         self._cursor = Cursor(epoch, document, offset, self._cursor.fingerprint)
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        # Sorting by a hash keeps the order through every release of Python and NumPy; their shuffles promise less.
-        def key(index: int) -> bytes:
-            return blake2b(f"{self._seed}/{epoch}/{index}".encode(), digest_size=16).digest()
-
-        return sorted(range(len(self._documents)), key=key)
+        return stream.batch(rows, sequence_length)
 
 
-def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Each document's ids [T] int32, the begin token first and the end token last."""
-    encoded: list[np.ndarray] = []
-    for start in range(0, len(documents), _CHUNK):
-        texts = [document.text for document in documents[start : start + _CHUNK]]
-        for ids in tokenizer.encode_all(texts):
-            encoded.append(np.array([tokenizer.bos_id, *ids, tokenizer.eos_id], dtype=np.int32))
-    return encoded
-
-
-def validation_batches(documents: Sequence[np.ndarray], rows: int, sequence_length: int) -> Iterator[Batch]:
-    """Every token of `documents` once, in order and without padding; the same batches each time.
+def validation_batches(store: TokenStore, rows: int, sequence_length: int) -> Iterator[Batch]:
+    """Every token of `store` once, in order and without padding; the same batches each time.
 
     After the full batches may come one with fewer rows, and then one with a single row shorter than `sequence_length`.
     """
-    _check(documents, rows, sequence_length)
-    stream = np.concatenate(documents)
-    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    cut = [_segments(stream[at : at + sequence_length], owner[at : at + sequence_length])
-           for at in range(0, len(stream), sequence_length)]  # fmt: skip
-    whole = len(stream) // sequence_length
-    for start in range(0, whole, rows):
-        yield _batch(cut[start : min(start + rows, whole)])
-    if whole < len(cut):
-        yield _batch(cut[whole:])
+    _check(rows, sequence_length)
+    left, document, offset = store.tokens, 0, 0
+    while left:
+        length = min(sequence_length, left)
+        height = min(rows, left // length)
+        stream = _Stream(height * length)
+        left -= stream.room
+        while stream.room:
+            offset += stream.add(store, document, offset)
+            if offset == store.lengths[document]:
+                document, offset = document + 1, 0
+        yield stream.batch(height, length)
 
 
-def _segments(ids: np.ndarray, owner: np.ndarray) -> list[np.ndarray]:
-    return np.split(ids, np.flatnonzero(np.diff(owner)) + 1)
+class _Stream:
+    """Room for the tokens of one batch, filled document by document and then cut into rows."""
+
+    def __init__(self, tokens: int) -> None:
+        self._ids = np.empty(tokens, dtype=np.int64)
+        self._learned = np.ones(tokens, dtype=bool)
+        self._begins = np.zeros(tokens, dtype=bool)
+        self.room = tokens
+
+    def add(self, store: TokenStore, document: int, offset: int) -> int:
+        """Take tokens of a document from `offset` while it and the room last; return how many."""
+        at = len(self._ids) - self.room
+        ids, learned = store.read(document, offset, offset + self.room)
+        self._ids[at : at + len(ids)] = ids
+        if learned is not None:
+            self._learned[at : at + len(ids)] = learned
+        self._begins[at] = True
+        self.room -= len(ids)
+        return len(ids)
+
+    def batch(self, rows: int, length: int) -> Batch:
+        ids, learned, begins = (flat.reshape(rows, length) for flat in (self._ids, self._learned, self._begins))
+        begins[:, 0] = False  # each row counts from 0
+        labels = np.full_like(ids, IGNORED)
+        inside = ~begins[:, 1:] & learned[:, 1:]
+        labels[:, :-1][inside] = ids[:, 1:][inside]
+        return Batch(ids, np.cumsum(begins, axis=1, dtype=np.int32), labels)
 
 
-def _batch(rows: list[list[np.ndarray]]) -> Batch:
-    ids = np.stack([np.concatenate(row) for row in rows]).astype(np.int64)
-    numbers = [np.repeat(np.arange(len(row), dtype=np.int32), [len(part) for part in row]) for row in rows]
-    segment_ids = np.stack(numbers)
-    labels = np.full_like(ids, IGNORED)
-    inside = segment_ids[:, :-1] == segment_ids[:, 1:]
-    labels[:, :-1][inside] = ids[:, 1:][inside]
-    return Batch(ids, segment_ids, labels)
-
-
-def _fingerprint(documents: Sequence[np.ndarray], seed: int) -> str:
-    digest = blake2b(f"{seed}".encode(), digest_size=8)
-    for document in documents:
-        digest.update(len(document).to_bytes(8, "little"))
-        digest.update(document.astype("<i4").tobytes())
-    return digest.hexdigest()
-
-
-def _check(documents: Sequence[np.ndarray], rows: int, sequence_length: int) -> None:
-    if not documents or any(len(document) == 0 for document in documents):
-        raise InputError("packing needs at least one document, and at least one token in each")
+def _check(rows: int, sequence_length: int) -> None:
     if rows < 1 or sequence_length < 2:
         raise InputError(f"rows {rows} must be at least 1 and sequence_length {sequence_length} at least 2")
 
 
-def _check_range(cursor: Cursor, documents: Sequence[np.ndarray], order: list[int]) -> None:
-    if not (
-        cursor.epoch >= 0
-        and 0 <= cursor.document < len(documents)
-        and 0 <= cursor.offset < len(documents[order[cursor.document]])
-    ):
-        raise InputError(f"data cursor {cursor.to_dict()} points outside the {len(documents)} documents")
+def _outside(cursor: Cursor, store: TokenStore) -> InputError:
+    return InputError(f"data cursor {cursor.to_dict()} points outside the {len(store)} documents")

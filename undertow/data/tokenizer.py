@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ SHIPPED = ("bpe-2048", "bpe-4096")
 class Tokenizer:
     """A byte-level BPE with begin- and end-of-document tokens; any text survives encoding and decoding unchanged.
 
-    Made by `from_name` (shipped with the package) or `from_directory` (any model directory with a byte-level
+    Made by `load`, `from_name` (shipped with the package) or `from_directory` (any model directory with a byte-level
     `tokenizer.json`, DeepSeek's included). `bos_id` and `eos_id` are never added by `encode`.
     """
 
@@ -43,6 +44,21 @@ class Tokenizer:
         self.vocab_size = max(self._bytes) + 1
         added = self._plain.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self._added = {token.content: id for id, token in added.items()}
+
+    @classmethod
+    def load(cls, name: str) -> Tokenizer:
+        """A shipped tokenizer by name, the `tokenizer.json` of a directory, or such a file itself."""
+        if name in SHIPPED:
+            return cls.from_name(name)
+        if Path(name).is_file():
+            return cls._from_file(Path(name))
+        if not Path(name).is_dir():
+            raise InputError(
+                f"tokenizer '{name}' is neither shipped ({', '.join(SHIPPED)}), nor a directory with a tokenizer.json, "
+                "nor such a file"
+            )
+        return cls.from_directory(name)
 
     @classmethod
     def from_name(cls, name: str) -> Tokenizer:
@@ -61,7 +77,11 @@ class Tokenizer:
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
             raise InputError(f"'{directory}' holds no tokenizer.json")
-        settings = Path(directory) / "tokenizer_config.json"
+        return cls._from_file(path)
+
+    @classmethod
+    def _from_file(cls, path: Path) -> Tokenizer:
+        settings = path.with_name("tokenizer_config.json")
         names = _read_json(settings) if settings.is_file() else {}
         bos, eos = (_token_name(names.get(key), default) for key, default in (("bos_token", BOS), ("eos_token", EOS)))
         return cls(_read_text(path), bos, eos, str(path))
@@ -90,10 +110,21 @@ class Tokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, special names taken as ordinary text, on all cores."""
-        for number, text in enumerate(texts):
-            if not _is_unicode(text):
-                raise InputError(f"text {number} is not Unicode: it holds half a surrogate pair")
-        return [encoding.ids for encoding in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return _encode_all(self._plain, texts)
+
+    def encode_literally(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_all`, but no added token is recognised at all: text cannot forge the markers of a chat either."""
+        return _encode_all(self._literal, texts)
+
+    def added_id(self, token: str) -> int | None:
+        """The id of an added token, special or not (DeepSeek's `<｜User｜>`); None where the definition has none."""
+        return self._added.get(token)
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the definition and the begin and end tokens; white space in the file does not matter."""
+        canonical = json.dumps([json.loads(self._definition), self.bos_token, self.eos_token], sort_keys=True)
+        return blake2b(canonical.encode(), digest_size=16).hexdigest()
 
     def decode(self, ids: Iterable[int], specials: bool = False) -> str:
         """The text of `ids`, special tokens left out unless `specials`; bytes that are not UTF-8 become U+FFFD."""
@@ -130,6 +161,10 @@ class Tokenizer:
         # A second instance: the switch is a property of the object, and flipping it per call would race among threads.
         return _parse(self._definition, "tokenizer")
 
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        return _parse(json.dumps(json.loads(self._definition) | {"added_tokens": []}), "tokenizer")
+
 
 class StreamDecoder:
     """Decodes one sequence id by id. All pushes and the flush, joined, equal `Tokenizer.decode` of all ids.
@@ -150,6 +185,13 @@ class StreamDecoder:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
+
+
+def _encode_all(encoder: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    for number, text in enumerate(texts):
+        if not _is_unicode(text):
+            raise InputError(f"text {number} is not Unicode: it holds half a surrogate pair")
+    return [encoding.ids for encoding in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def _is_unicode(text: str) -> bool:

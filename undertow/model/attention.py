@@ -3,6 +3,8 @@ projection."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -10,10 +12,11 @@ from undertow.config.model import ModelConfig
 from undertow.model.cache import LayerCache
 from undertow.model.compressor import Compressor
 from undertow.model.context import Context
-from undertow.model.indexer import Indexer
+from undertow.model.indexer import Indexer, Reading
 from undertow.model.layers import Linear, RMSNorm, float32_parameter
+from undertow.model.recompute import Choices
 from undertow.ops import Ops
-from undertow.ops.segments import Rows, entry_rows, window_rows
+from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
 
 
 class GroupedOutput(nn.Module):
@@ -28,6 +31,18 @@ class GroupedOutput(nn.Module):
         """`[T, h, c] -> [T, g r]`."""
         weight = self.weight.view(self.groups, -1, self.weight.shape[1])
         return self.ops.block_linear(o.reshape(len(o), self.groups, weight.shape[-1]), weight).flatten(1)
+
+
+class Indexed(NamedTuple):
+    """What concerns the indexer of a CSA layer in one call; all None in other layers.
+
+    `selected [T, index_topk]` are the entries that attention read, None for every visible one. `distillation [T]` (KL
+    in nats) and `recall [2]` int64 (hits, of) are there if `Indexing` asks for them.
+    """
+
+    selected: Tensor | None = None
+    distillation: Tensor | None = None
+    recall: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -52,32 +67,85 @@ class Attention(nn.Module):
         if self.kind == "csa":
             self.indexer = Indexer(config, ops)
 
-    def forward(self, x: Tensor, context: Context, cache: LayerCache) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Context, cache: LayerCache, recorded: Choices | None = None
+    ) -> tuple[Tensor, Indexed]:
         """`x [T, d]` (collapsed and normalised) -> `[T, d]`. Compressors run before attention: a group that a token
-        completes is visible to that token."""
-        ops, config, segments = self.ops, self.config, context.segments
+        completes is visible to that token. `recorded` are the choices of an earlier run of this call, to be repeated.
+        """
+        ops, config, segments, indexing = self.ops, self.config, context.segments, context.indexing
         rope = context.rope(compressed=self.kind != "swa")
         latent = self.q_norm(self.wq_a(x))
         q = self.wq_b(latent).view(-1, config.num_attention_heads, config.head_dim)
         q = ops.rotary(ops.rms_norm(q, None, config.rms_norm_eps), rope.cos, rope.sin)
         kv = ops.rotary(self.kv_norm(self.wkv(x)), rope.cos, rope.sin)
         window = cache.append("window", kv, segments.layout(window_rows(config.sliding_window)))
-        entries, selected = self._compressed(x, latent, context, cache)
-        o, _ = ops.sparse_attention(
-            q, window, entries, selected, self.attn_sink, segments,
-            window_size=config.sliding_window, ratio=self.ratio, scale=config.head_dim**-0.5,
-        )  # fmt: skip
-        return self.wo_b(self.wo_a(ops.rotary(o, rope.cos, rope.sin, inverse=True)))
+        entries = self._entries(x, context, cache)
+        reading, chosen = self._index(x, latent, context, cache, recorded)
+        selected = None if indexing.dense else chosen
+        o, lse = self._attend(q, window, entries, selected, segments)
+        y = self.wo_b(self.wo_a(ops.rotary(o, rope.cos, rope.sin, inverse=True)))
+        if entries is None or self.kind != "csa":
+            return y, Indexed()
+        distillation = recall = None
+        if indexing.distil and reading is not None:
+            distillation = ops.indexer_distillation(
+                reading.q, reading.keys, reading.weights, q, entries, lse, selected, segments,
+                ratio=self.ratio, scale=config.head_dim**-0.5,
+            )  # fmt: skip
+        if indexing.recall and recorded is None:
+            recall = self._recall(q, window, entries, lse if selected is None else None, chosen, segments)
+        return y, Indexed(selected, distillation, recall)
 
-    def _compressed(
-        self, x: Tensor, latent: Tensor, context: Context, cache: LayerCache
-    ) -> tuple[Rows | None, Tensor | None]:
-        """All entries of this layer and each query's selection; None selects every visible entry."""
+    def _attend(
+        self, q: Tensor, window: Rows, entries: Rows | None, selected: Tensor | None, segments: Segments
+    ) -> tuple[Tensor, Tensor]:
+        """Heads' outputs `[T, h, c]` and log-sum-exp `[T, h]`."""
+        return self.ops.sparse_attention(
+            q, window, entries, selected, self.attn_sink, segments,
+            window_size=self.config.sliding_window, ratio=self.ratio, scale=self.config.head_dim**-0.5,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def _recall(
+        self, q: Tensor, window: Rows, entries: Rows, lse: Tensor | None, chosen: Tensor | None, segments: Segments
+    ) -> Tensor:
+        """Hits of the indexer's choice among the entries that dense attention weighs most, and their number. `lse` is
+        that of dense attention, if it ran."""
+        if chosen is None:
+            return torch.zeros(2, dtype=torch.int64, device=q.device)
+        if lse is None:
+            lse = self._attend(q, window, entries, None, segments)[1]
+        return self.ops.indexer_recall(
+            q, entries, lse, chosen, self.config.index_topk, segments,
+            ratio=self.ratio, scale=self.config.head_dim**-0.5,
+        )  # fmt: skip
+
+    def _entries(self, x: Tensor, context: Context, cache: LayerCache) -> Rows | None:
+        """All compressed entries of this layer; None in a sliding-window layer."""
         if self.kind == "swa":
-            return None, None
-        segments, entry_rope = context.segments, context.entry_rope(self.ratio)
-        new = self.compressor(x, entry_rope, segments, cache, "tail")
-        entries = cache.append("entries", new, segments.layout(entry_rows(self.ratio)))
-        if self.kind == "hca":
-            return entries, None
-        return entries, self.indexer(x, latent, context.rope(compressed=True), entry_rope, segments, cache)
+            return None
+        segments = context.segments
+        new = self.compressor(x, context.entry_rope(self.ratio), segments, cache, "tail")
+        return cache.append("entries", new, segments.layout(entry_rows(self.ratio)))
+
+    def _index(
+        self, x: Tensor, latent: Tensor, context: Context, cache: LayerCache, recorded: Choices | None
+    ) -> tuple[Reading | None, Tensor | None]:
+        """The indexer's reading of the call, if something needs it, and its choice: None for every visible entry.
+
+        Its inputs are detached: what it learns from moves no other parameter.
+        """
+        indexing, segments = context.indexing, context.segments
+        if self.kind != "csa" or (recorded is not None and not indexing.distil):
+            return None, None if recorded is None else recorded.entries
+        x, latent = x.detach(), latent.detach()
+        with torch.set_grad_enabled(indexing.distil and torch.is_grad_enabled()):
+            keys = self.indexer.keys(x, context.entry_rope(self.ratio), segments, cache)
+            chooses = self.indexer.drops(segments) and (indexing.recall or not indexing.dense)
+            if not chooses and not indexing.distil:
+                return None, None
+            reading = Reading(*self.indexer.queries(x, latent, context.rope(compressed=True)), keys)
+        if recorded is not None:
+            return reading, recorded.entries
+        return reading, self.indexer(reading, segments) if chooses else None

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from undertow.config.model import ModelConfig
-from undertow.model.attention import Attention
+from undertow.model.attention import Attention, Indexed
 from undertow.model.cache import LayerCache
 from undertow.model.context import Context
 from undertow.model.hyper import HyperConnection
 from undertow.model.layers import RMSNorm
 from undertow.model.moe import MoE
+from undertow.model.recompute import Choices
 from undertow.model.router import Routing
 from undertow.ops import Ops
+
+
+class Layer(NamedTuple):
+    """What a block makes: `streams [T, n, d]`, its routing decision, and what concerns its indexer."""
+
+    streams: Tensor
+    routing: Routing
+    indexed: Indexed
+
+    @property
+    def choices(self) -> Choices:
+        """The decisions taken on the way."""
+        return Choices(self.routing.indices, self.indexed.selected)
 
 
 class Block(nn.Module):
@@ -29,11 +45,17 @@ class Block(nn.Module):
         self.ffn = MoE(config, layer, ops)
 
     def forward(
-        self, streams: Tensor, context: Context, cache: LayerCache, replay: Tensor | None = None
-    ) -> tuple[Tensor, Routing]:
-        """Also returns the routing decision; `replay [T, K]` forces one."""
+        self,
+        streams: Tensor,
+        context: Context,
+        cache: LayerCache,
+        replay: Tensor | None = None,
+        recorded: Choices | None = None,
+    ) -> Layer:
+        """`replay [T, K]` forces a choice of experts, `recorded` all that an earlier run of the same call chose."""
         x, post, mix = self.hc_attn(streams)
-        streams = self.ops.hyper_expand(self.attn(self.attn_norm(x), context, cache), post, mix, streams)
+        y, indexed = self.attn(self.attn_norm(x), context, cache, recorded)
+        streams = self.ops.hyper_expand(y, post, mix, streams)
         x, post, mix = self.hc_ffn(streams)
-        y, routing = self.ffn(self.ffn_norm(x), context.ids, replay)
-        return self.ops.hyper_expand(y, post, mix, streams), routing
+        y, routing = self.ffn(self.ffn_norm(x), context.ids, replay if recorded is None else recorded.experts)
+        return Layer(self.ops.hyper_expand(y, post, mix, streams), routing, indexed)

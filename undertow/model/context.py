@@ -1,6 +1,8 @@
-"""What every layer of one forward pass shares: the documents, token ids and rotary tables, each made once."""
+"""What every layer of one forward pass shares: documents, token ids, how CSA layers choose, and rotary tables."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,11 +11,24 @@ from undertow.model.rotary import Table, table
 from undertow.ops.segments import Segments
 
 
+class Indexing(NamedTuple):
+    """How CSA layers treat their indexer in one pass (model card 4.2).
+
+    `dense`: attention reads every visible entry, whatever the indexer would choose. `distil`: compute the indexer's
+    distillation loss. `recall`: count how many of the entries that attention weighs most the indexer chooses.
+    """
+
+    dense: bool = False
+    distil: bool = False
+    recall: bool = False
+
+
 class Context:
     """Per-forward facts. `ids [T]` are the token ids that hash layers route by."""
 
-    def __init__(self, config: ModelConfig, ids: Tensor, segments: Segments):
+    def __init__(self, config: ModelConfig, ids: Tensor, segments: Segments, indexing: Indexing | None = None):
         self.config, self.ids, self.segments = config, ids, segments
+        self.indexing = indexing or Indexing()
         self._tables: dict[object, Table] = {}
 
     def rope(self, compressed: bool) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,14 @@ def hadamard_signs(width: int, dtype: torch.dtype, device: torch.device) -> Tens
         while len(signs) < width:
             signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     return signs
+
+
+class Reading(NamedTuple):
+    """The indexer's side of a call: query heads `[T, h, c]`, head weights `[T, h]`, and one key per entry."""
+
+    q: Tensor
+    weights: Tensor
+    keys: Rows
 
 
 class Indexer(nn.Module):
@@ -67,15 +76,12 @@ class Indexer(nn.Module):
         keys = self._spread(self.compressor(x, rope, segments, cache, "index_tail"))
         return cache.append("index_keys", keys, segments.layout(entry_rows(self.config.csa_ratio)))
 
-    def forward(
-        self, x: Tensor, latent: Tensor, rope: Table, entry_rope: Table, segments: Segments, cache: LayerCache
-    ) -> Tensor | None:
-        """Entry numbers `[T, index_topk]`, -1 where fewer are visible; None when every query keeps all it sees."""
-        with torch.no_grad():
-            keys = self.keys(x, entry_rope, segments, cache)
-            config = self.config
-            most = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0) // config.csa_ratio
-            if most <= config.index_topk:
-                return None
-            q, weights = self.queries(x, latent, rope)
-            return self.ops.indexer_select(q, keys, weights, config.index_topk, segments, config.csa_ratio)
+    def drops(self, segments: Segments) -> bool:
+        """Whether some query sees more entries than it may keep."""
+        longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
+        return longest // self.config.csa_ratio > self.config.index_topk
+
+    def forward(self, reading: Reading, segments: Segments) -> Tensor:
+        """The choice: entry numbers `[T, index_topk]`, -1 where fewer are visible. It has no gradient."""
+        q, weights, keys = reading
+        return self.ops.indexer_select(q, keys, weights, self.config.index_topk, segments, self.config.csa_ratio)

@@ -37,5 +37,5 @@ class MTPBlock(Block):
         self, streams: Tensor, next_embedding: Tensor, context: Context, cache: LayerCache, replay: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Routing]:
         """Normed hidden `[T, d]` ready for the LM head, the block's streams for deeper drafts, and the routing."""
-        streams, routing = self(self.fuse(streams, next_embedding), context, cache, replay)
-        return self.norm(self.hc_head(streams)), streams, routing
+        layer = self(self.fuse(streams, next_embedding), context, cache, replay)
+        return self.norm(self.hc_head(layer.streams)), layer.streams, layer.routing

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -12,12 +13,13 @@ from torch.nn import functional as F
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
 from undertow.model.batch import flatten
-from undertow.model.block import Block
+from undertow.model.block import Block, Layer
 from undertow.model.cache import Cache, ContiguousCache, NoCache
-from undertow.model.context import Context
+from undertow.model.context import Context, Indexing
 from undertow.model.hyper import HyperHead
 from undertow.model.layers import FLOAT32_PARAMETERS, RMSNorm
 from undertow.model.mtp import MTPBlock
+from undertow.model.recompute import recomputed
 from undertow.model.router import Routing
 from undertow.ops import Ops
 from undertow.ops.reference.precision import wide
@@ -35,10 +37,39 @@ class Output(NamedTuple):
 
 
 class Trunk(NamedTuple):
-    """Result of the layers: `streams [T, n, d]` before the head collapse, and each layer's routing decision."""
+    """Result of the layers: `streams [T, n, d]` before the head collapse, and each layer's routing decision.
+
+    One per CSA layer, if `Indexing` asks for them: `distillation`, KL in nats of each token `[T]`, and `recall`, `[2]`
+    int64, how many of the heaviest entries the indexer chose and of how many.
+    """
 
     streams: Tensor
     routes: list[Routing]
+    distillation: list[Tensor]
+    recall: list[Tensor]
+
+    def after(self, layer: Layer) -> Trunk:
+        """With one layer more."""
+        distillation, recall = layer.indexed.distillation, layer.indexed.recall
+        return Trunk(
+            layer.streams,
+            [*self.routes, layer.routing],
+            self.distillation if distillation is None else [*self.distillation, distillation],
+            self.recall if recall is None else [*self.recall, recall],
+        )
+
+
+class Drafted(NamedTuple):
+    """The MTP block on whole documents: every token but each document's last.
+
+    `hidden [T', d]` for the LM head, the documents that remain, the flat `rows [T']` of their tokens, and the block's
+    routing decision.
+    """
+
+    hidden: Tensor
+    segments: Segments
+    rows: Tensor
+    routing: Routing
 
 
 class Table(nn.Module):
@@ -114,34 +145,56 @@ class Transformer(nn.Module):
         logits = batch.spread(self.logits(self.collapse(trunk.streams)))
         if not return_mtp:
             return logits
-        hidden, _ = self.mtp_hidden(trunk.streams, batch.ids, batch.segments)
-        _, rows = batch.segments.without_last()
+        drafted = self.mtp_hidden(trunk.streams, batch.ids, batch.segments)
         full = torch.zeros_like(logits).flatten(0, 1)
-        place = rows if batch.place is None else batch.place[rows]
-        return Output(logits, full.index_copy(0, place, self.logits(hidden)).view_as(logits))
+        place = drafted.rows if batch.place is None else batch.place[drafted.rows]
+        return Output(logits, full.index_copy(0, place, self.logits(drafted.hidden)).view_as(logits))
 
     def trunk(
-        self, ids: Tensor, segments: Segments, cache: Cache | None = None, replay: Sequence[Tensor] | None = None
+        self,
+        ids: Tensor,
+        segments: Segments,
+        cache: Cache | None = None,
+        replay: Sequence[Tensor] | None = None,
+        indexing: Indexing | None = None,
+        recompute: Collection[int] = (),
     ) -> Trunk:
-        """All layers on flat `ids [T]`; `replay` gives each layer a recorded expert choice `[T, K]`."""
+        """All layers on flat `ids [T]`; `replay` gives each layer a recorded expert choice `[T, K]`.
+
+        `indexing` says how CSA layers choose entries and what to compute for their indexers. `recompute` are the
+        numbers of layers that keep only their input for the backward pass and repeat the rest in it, with the same
+        choices of experts and entries. Raises `InputError` for too long a document, and for `recompute` with a cache or
+        of a layer that is not there.
+        """
         longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
         if longest > self.config.max_position_embeddings:
             raise InputError(
                 f"a document of {longest} tokens exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}: shorten it"
             )
+        self._check_recompute(recompute, cache)
         if cache is not None:
             cache.begin(segments, "trunk")
-        context = Context(self.config, ids, segments)
+        context = Context(self.config, ids, segments, indexing)
         streams = F.embedding(ids, self.embed.weight)[:, None].expand(-1, self.config.hc_mult, -1)
-        routes = []
+        trunk = Trunk(streams, [], [], [])
         for index, block in enumerate(self.layers):
             layer_cache = NoCache() if cache is None else cache.layer(index)
-            streams, routing = block(streams, context, layer_cache, None if replay is None else replay[index])
-            routes.append(routing)
+            run = partial(block, context=context, cache=layer_cache, replay=None if replay is None else replay[index])
+            again = index in recompute and torch.is_grad_enabled()
+            trunk = trunk.after(recomputed(run, trunk.streams) if again else run(trunk.streams))
         if cache is not None:
             cache.advance(segments, "trunk")
-        return Trunk(streams, routes)
+        return trunk
+
+    def _check_recompute(self, recompute: Collection[int], cache: Cache | None) -> None:
+        if recompute and cache is not None:
+            raise InputError(
+                f"recompute of layers {sorted(recompute)} with a cache: training has none; leave out either"
+            )
+        for layer in recompute:
+            if not 0 <= layer < len(self.layers):
+                raise InputError(f"recompute names layer {layer}: the trunk has layers 0 to {len(self.layers) - 1}")
 
     def collapse(self, streams: Tensor) -> Tensor:
         """Streams `[T, n, d]` -> normed hidden `[T, d]`, what the LM head reads."""
@@ -164,17 +217,23 @@ class Transformer(nn.Module):
         Returns hidden `[T, d]` (through `logits`: the token after the next) and the block's own streams. With a cache,
         `segments` counts the tokens this block has seen (`cache.draft_lengths`).
         """
+        return self._draft(streams, next_ids, segments, cache)[:2]
+
+    def _draft(
+        self, streams: Tensor, next_ids: Tensor, segments: Segments, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor, Routing]:
         block = self._require_mtp()
         if cache is not None:
             cache.begin(segments, "mtp")
         layer_cache = NoCache() if cache is None else cache.layer(self.config.num_hidden_layers)
         embedding = F.embedding(next_ids, self.embed.weight)
-        hidden, streams, _ = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)
+        drafted = block.draft(streams, embedding, Context(self.config, next_ids, segments), layer_cache)
         if cache is not None:
             cache.advance(segments, "mtp")
-        return hidden, streams
+        return drafted
 
-    def mtp_hidden(self, streams: Tensor, ids: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
-        """MTP hidden states `[T', d]` of whole documents, and their segments: every token but each document's last."""
+    def mtp_hidden(self, streams: Tensor, ids: Tensor, segments: Segments) -> Drafted:
+        """The MTP block on the trunk's `streams [T, n, d]` and `ids [T]` of whole documents."""
         shorter, rows = segments.without_last()
-        return self.draft(streams[rows], ids[rows + 1], shorter)[0], shorter
+        hidden, _, routing = self._draft(streams[rows], ids[rows + 1], shorter)
+        return Drafted(hidden, shorter, rows, routing)

@@ -14,6 +14,7 @@ from undertow.ops.reference import (
     attention,
     compress,
     cross_entropy,
+    distillation,
     experts,
     hyper,
     indexer,
@@ -39,6 +40,8 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "indexer_scores": indexer.indexer_scores,
     "indexer_select": indexer.indexer_select,
     "sparse_attention": attention.sparse_attention,
+    "indexer_distillation": distillation.indexer_distillation,
+    "indexer_recall": distillation.indexer_recall,
     "route": router.route,
     "dispatch_order": experts.dispatch_order,
     "permute": experts.permute,
@@ -52,7 +55,7 @@ OPS = tuple(REFERENCE)
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
     ("linear", "block_linear", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
-    "grouped_linear", "linear_cross_entropy") )  # fmt: skip
+    "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy") )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,20 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor
     return norm
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds no NaN and no infinity; whole numbers never do."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    ends = torch.stack(tensor.detach().aminmax())  # one pass and no copy; a NaN anywhere is both ends
+    return bool(ends.isfinite().all())
+
+
 def first_not_finite(model: nn.Module) -> str | None:
     """The first parameter, in the model's order, with a value that is not finite; where all are, with a gradient."""
     for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        if not all_finite(parameter):
             return f"{name} (its value)"
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+        if parameter.grad is not None and not all_finite(parameter.grad):
             return f"{name} (its gradient)"
     return None

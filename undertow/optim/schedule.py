@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 
-from undertow.config.schema import TrainConfig
+from undertow.config.training import TrainConfig
 
 
-def learning_rate(step: int, settings: TrainConfig) -> float:
-    """Learning rate of the `step`-th step, counted from 1 to `settings.steps`.
+def decay_start(steps: int, settings: TrainConfig) -> int:
+    """The last step, of `steps` in all, before the decay; a run no longer than its warm-up never decays."""
+    return steps - round(settings.decay_fraction * max(0, steps - settings.warmup_steps))
+
+
+def learning_rate(step: int, steps: int, settings: TrainConfig) -> float:
+    """Learning rate of the `step`-th of `steps`, counted from 1.
 
     The last warm-up step has the peak, the last step of all the minimum; the decay takes `decay_fraction` of the steps
-    after warm-up. A run no longer than its warm-up never decays.
+    after warm-up.
     """
     peak, floor = settings.learning_rate, settings.min_learning_rate
     if step <= settings.warmup_steps:
         return peak * step / settings.warmup_steps
-    decaying = round(settings.decay_fraction * (settings.steps - settings.warmup_steps))
-    into = step - (settings.steps - decaying)
-    if into <= 0:
+    start = decay_start(steps, settings)
+    if step <= start:
         return peak
-    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * into / decaying))
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * (step - start) / (steps - start)))

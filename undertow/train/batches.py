@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +14,37 @@ from undertow.data.packing import IGNORED, Batch
 from undertow.ops.segments import Segments
 
 
+class Denominators(NamedTuple):
+    """What the losses of a batch are divided by: labels of the next token, labels of the one after, tokens, rows.
+
+    `tokens` counts every token of the batch, learned or not; `rows` are its sequences.
+    """
+
+    lm: int
+    mtp: int
+    tokens: int
+    rows: int
+
+    @staticmethod
+    def of(batches: Iterable[FlatBatch]) -> Denominators:
+        """Those of batches together."""
+        return Denominators(*(sum(each) for each in zip(*(batch.counts for batch in batches), strict=True)))
+
+
 @dataclass(frozen=True)
 class FlatBatch:
     """`ids [T]` of the documents in `segments`, and the next token of each, `labels [T]`, -100 where there is none.
 
-    `mtp_labels [T']` belong to the rows of `Segments.without_last`: the token after the next. `counts` are the numbers
-    of real labels of the two, the denominators of their losses.
+    `mtp_labels [T']` belong to the rows of `Segments.without_last`: the token after the next. `sequence [T]` is the row
+    of the batch that each token stands in. `counts` are this batch's own denominators.
     """
 
     ids: Tensor
     labels: Tensor
     mtp_labels: Tensor
+    sequence: Tensor
     segments: Segments
-    counts: tuple[int, int]
+    counts: Denominators
 
 
 def segment_lengths(segment_ids: np.ndarray) -> list[int]:
@@ -41,6 +61,17 @@ def flat_batch(batch: Batch, device: torch.device | str = "cpu") -> FlatBatch:
     inner = np.ones(labels.size, dtype=bool)
     inner[np.cumsum(lengths) - 1] = False
     mtp_labels = labels[np.flatnonzero(inner) + 1]
-    counts = int((labels != IGNORED).sum()), int((mtp_labels != IGNORED).sum())
-    ids, first, second = (torch.from_numpy(x).to(device) for x in (batch.ids.reshape(-1), labels, mtp_labels))
-    return FlatBatch(ids, first, second, Segments.from_lengths(lengths, device=device), counts)
+    rows, length = batch.ids.shape
+    counts = Denominators(int((labels != IGNORED).sum()), int((mtp_labels != IGNORED).sum()), rows * length, rows)
+    sequence = np.repeat(np.arange(rows), length)
+    ids, first, second, owner = (
+        torch.from_numpy(x).to(device) for x in (batch.ids.reshape(-1), labels, mtp_labels, sequence)
+    )
+    return FlatBatch(ids, first, second, owner, Segments.from_lengths(lengths, device=device), counts)
+
+
+def micro_batches(batch: Batch, rows: int | None) -> Iterator[Batch]:
+    """The batch in parts of `rows` rows, the last one with what is left; None leaves it whole."""
+    for start in range(0, len(batch.ids), rows or len(batch.ids)):
+        part = slice(start, start + (rows or len(batch.ids)))
+        yield Batch(batch.ids[part], batch.segment_ids[part], batch.labels[part])

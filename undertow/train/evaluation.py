@@ -1,4 +1,4 @@
-"""Held-out loss: pooled over all labels, per token and per byte of text."""
+"""Held-out loss: pooled over all labels, per token and per byte of text; and how well the indexer chooses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import torch
 
 from undertow.data.packing import Batch
 from undertow.data.tokenizer import Tokenizer
+from undertow.model.context import Indexing
 from undertow.model.transformer import Transformer
 from undertow.train.batches import flat_batch
-from undertow.train.objective import summed_loss
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`nats` of next-token cross-entropy over `labels` tokens that stand for `bytes` of UTF-8 text."""
+    """`nats` of next-token cross-entropy over `labels` tokens that stand for `bytes` of UTF-8 text.
+
+    Of the `wanted` entries that attention weighs most among all a query sees, as many as the indexer may choose, it
+    chose `found`; queries that see no more than that do not count.
+    """
 
     nats: float
     labels: int
     bytes: int
+    found: int = 0
+    wanted: int = 0
 
     @property
     def loss(self) -> float:
@@ -32,15 +38,33 @@ class Evaluation:
         """Nats per byte: comparable between tokenizers, and with the byte entropies of the text."""
         return self.nats / max(self.bytes, 1)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """By their names in `metrics.jsonl`."""
+        recall = {"eval/indexer_recall": self.found / self.wanted} if self.wanted else {}
+        return {"eval/loss": self.loss, "eval/nats_per_byte": self.nats_per_byte, **recall}
 
+
+@torch.no_grad()
 def evaluate(
-    model: Transformer, batches: Iterable[Batch], tokenizer: Tokenizer, device: torch.device | str
+    model: Transformer,
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    device: torch.device | str,
+    indexing: Indexing = Indexing(),  # noqa: B008 - immutable
 ) -> Evaluation:
-    """Next-token loss of `model` on `batches`. Sums are pooled over all of them, never means of means."""
-    nats, labels, size = 0.0, 0, 0
+    """Next-token loss of `model` on `batches`, and with `indexing.recall` the indexer's.
+
+    Sums are pooled over all of them, never means of means.
+    """
+    nats, labels, size, found, wanted = 0.0, 0, 0, 0, 0
     for batch in batches:
         flat = flat_batch(batch, device)
-        nats += summed_loss(model, flat)
-        labels += flat.counts[0]
+        trunk = model.trunk(flat.ids, flat.segments, indexing=indexing)
+        hidden = model.collapse(trunk.streams)
+        nats += float(model.ops.linear_cross_entropy(hidden, model.head.weight, flat.labels)[0].double().sum())
+        labels += flat.counts.lm
         size += tokenizer.bytes_of(batch.labels)
-    return Evaluation(nats, labels, size)
+        found += sum(int(hits) for hits, _ in trunk.recall)
+        wanted += sum(int(of) for _, of in trunk.recall)
+    return Evaluation(nats, labels, size, found, wanted)

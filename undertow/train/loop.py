@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from undertow.checkpoint.training import Progress
 from undertow.config.errors import UndertowError
-from undertow.config.schema import TrainConfig
+from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.data.packing import Batch, Packer
 from undertow.model.transformer import Transformer
 from undertow.optim.clipping import clip_gradients, first_not_finite
-from undertow.optim.schedule import learning_rate
-from undertow.train.batches import flat_batch
+from undertow.train.balance import update_biases
+from undertow.train.batches import Denominators, flat_batch, micro_batches
 from undertow.train.evaluation import Evaluation
-from undertow.train.metrics import expert_load
-from undertow.train.objective import Losses, objective
+from undertow.train.figures import step_figures
+from undertow.train.objective import Weights, objective
+from undertow.train.stages import Stage, stage_of
 
 _MEND = "no checkpoint of this step is written; lower train.learning_rate and go on from the one before, or start again"
 
 
-def adamw(model: Transformer, settings: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over every parameter (model card 8.3); router biases and hash tables are buffers and stay outside."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+class Gradients(NamedTuple):
+    """What one batch gave: the total loss and its parts, the gradient's norm before clipping, experts' tokens."""
+
+    loss: float
+    parts: dict[str, float]
+    norm: float
+    counts: Tensor
+
+    @property
+    def finite(self) -> bool:
+        """Whether an update may be made from them."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 class Trainer:
@@ -48,88 +52,142 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         packer: Packer,
         settings: TrainConfig,
+        indexer: IndexerConfig,
         progress: Progress | None = None,
+        recompute: Collection[int] = (),
     ) -> None:
         """`packer` stands where `progress.cursor` says; without `progress` this is a beginning."""
-        self.model, self.optimizer, self.settings = model, optimizer, settings
-        self._packer = packer
+        self.model, self.optimizer, self.settings, self.indexer = model, optimizer, settings, indexer
+        self._packer, self._recompute = packer, recompute
         self._device = model.embed.weight.device
-        self.progress = progress or Progress(0, 0, packer.cursor.to_dict())
+        self.progress = progress or Progress(0, 0, packer.cursor.to_dict(), skipped=0, skipped_in_row=0)
+        if settings.state_profile == "fp32":
+            for parameter in model.parameters():
+                parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
+
+    @property
+    def stage(self) -> Stage:
+        """The settings of the step that comes next; after the last, those of the last."""
+        return stage_of(min(self.progress.step + 1, self.settings.steps), self.settings, self.indexer)
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether the model has layers of compressed sparse attention."""
+        config = self.model.config
+        return any(config.kind(layer) == "csa" for layer in range(config.num_hidden_layers))
 
     def step(self) -> dict[str, Any]:
         """One step, and its metrics by their names in `metrics.jsonl`.
 
-        Raises `UndertowError`, naming the first bad parameter, where the loss or the gradient norm is not finite; the
-        weights are then as before the step.
+        A step whose loss or gradient norm is not finite is skipped: weights, moments and router biases stay, the data
+        is passed over, and `train/skipped_parameter` names the first bad parameter. Raises `UndertowError` where
+        that would happen `skip_limit` times in a row, or where a weight itself is not finite.
         """
         begun = time.perf_counter()
-        number = self.progress.step + 1
-        rate = learning_rate(number, self.settings)
-        losses, norm, tokens = self._gradients(next(self._packer), number)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.progress = Progress(number, self.progress.tokens + tokens, self._packer.cursor.to_dict())
-        most, least = expert_load(losses.routes)
-        mtp = {} if losses.mtp is None else {"train/mtp_loss": float(losses.mtp.detach())}
-        return {
-            "step": number,
-            "tokens": self.progress.tokens,
-            "time": round(time.time(), 3),
-            "train/loss": float(losses.total.detach()),
-            "train/lm_loss": float(losses.lm.detach()),
-            **mtp,
-            "train/grad_norm": norm,
-            "train/lr": rate,
-            "train/tokens_per_second": round(tokens / (time.perf_counter() - begun), 1),
-            "moe/load_max": most,
-            "moe/load_min": least,
-        }
+        number, stage = self.progress.step + 1, self.stage
+        batch = self._packer.take(stage.batch_size, stage.sequence_length)
+        self._choose_parameters(stage)
+        found = self._gradients(batch, stage)
+        culprit = None
+        if found.finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = stage.learning_rate
+            self.optimizer.step()
+            if not stage.indexer_alone:
+                update_biases(self.model, found.counts, self.settings.bias_update_rate)
+        else:
+            culprit = self._skipped(number, found)
+            self.optimizer.zero_grad(set_to_none=True)
+        self._advance(batch.ids.size, skipped=culprit is not None)
+        figures = step_figures(
+            self.model, self.progress, stage, loss=found.loss, parts=found.parts, norm=found.norm, counts=found.counts,
+            seconds=time.perf_counter() - begun, frozen_indexer=self.indexer.frozen,
+        )  # fmt: skip
+        return figures | ({"train/skipped_parameter": culprit} if culprit else {})
 
-    def _gradients(self, batch: Batch, number: int) -> tuple[Losses, float, int]:
-        """Losses, the gradient norm before clipping, and the number of tokens."""
-        flat = flat_batch(batch, self._device)
+    def _choose_parameters(self, stage: Stage) -> None:
+        """Let gradient reach what this step trains: all, all but a frozen indexer, or the indexer alone."""
         self.optimizer.zero_grad(set_to_none=True)
-        losses = objective(self.model, flat, self.settings.mtp_weight)
-        losses.total.backward()
+        for name, parameter in self.model.named_parameters():
+            of_indexer = ".indexer." in name
+            parameter.requires_grad_(not self.indexer.frozen if of_indexer else not stage.indexer_alone)
+
+    def _gradients(self, batch: Batch, stage: Stage) -> Gradients:
+        """Gradients of the whole batch, summed over its micro-batches and clipped."""
+        parts = [flat_batch(part, self._device) for part in micro_batches(batch, self.settings.micro_batch_size)]
+        of = Denominators.of(parts)
+        weights = Weights.of(stage, self.settings, self.indexer)
+        every = []
+        for part in parts:
+            losses = objective(self.model, part, weights, of, stage.indexing, self._recompute)
+            losses.total.backward()
+            every.append(losses)
         norm = float(clip_gradients(self.model.parameters(), self.settings.gradient_clip))
-        loss = float(losses.total.detach())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            culprit = first_not_finite(self.model) or "no single parameter, the norm overflows"
+        told = {name: sum(float(losses.parts[name]) for losses in every) for name in every[0].parts}
+        loss = sum(float(losses.total.detach()) for losses in every)
+        return Gradients(loss, told, norm, torch.stack([losses.counts for losses in every]).sum(0))
+
+    def _skipped(self, number: int, found: Gradients) -> str:
+        """The first parameter that is not finite; an error where skipping does not help or has gone on too long."""
+        culprit = first_not_finite(self.model) or "no single parameter, the norm overflows"
+        told = (
+            f"step {number}: loss {found.loss}, gradient norm {found.norm}; the first parameter that is not finite: "
+            f"{culprit}; no update was made"
+        )
+        if culprit.endswith("(its value)"):
+            raise UndertowError(f"{told}; no later step can mend it: {_MEND}")
+        row = self.progress.skipped_in_row + 1
+        if row >= self.settings.skip_limit:
             raise UndertowError(
-                f"step {number}: loss {loss}, gradient norm {norm}; the first parameter that is not finite: {culprit}; "
-                "no update was made; lower train.learning_rate and start again"
+                f"{told}, as in {row} steps in a row (train.skip_limit); lower train.learning_rate and go on from the "
+                "last checkpoint, or start again"
             )
-        return losses, norm, len(flat.ids)
+        return culprit
+
+    def _advance(self, tokens: int, skipped: bool) -> None:
+        last = self.progress
+        self.progress = Progress(
+            last.step + 1,
+            last.tokens + (0 if skipped else tokens),
+            self._packer.cursor.to_dict(),
+            skipped=last.skipped + skipped,
+            skipped_in_row=last.skipped_in_row + 1 if skipped else 0,
+        )
 
 
 def train(
     trainer: Trainer,
     evaluate: Callable[[], Evaluation],
     save: Callable[[Progress], None],
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
     """Steps up to `settings.steps`, each yielding its metrics once all that belongs to it is done.
 
-    Every `eval_every`-th and the last step carry `eval/loss` and `eval/nats_per_byte`. After every
-    `checkpoint_every`-th and the last one, `save` is called when the caller has taken the step's metrics.
-    Raises `UndertowError` before either where the update left a parameter, or the held-out loss is, not finite.
+    Every `eval_every`-th and the last step carry the metrics of an evaluation. After every `checkpoint_every`-th and
+    the last one, `save` is called when the caller has taken the step's metrics. Once `stop` says so, the step that has
+    just been taken is saved and `KeyboardInterrupt` raised. Raises `UndertowError` before either where the update left
+    a parameter, or the held-out loss is, not finite.
     """
     settings = trainer.settings
     while trainer.progress.step < settings.steps:
         metrics = trainer.step()
         number = trainer.progress.step
-        evaluating = number % settings.eval_every == 0 or number == settings.steps
-        saving = number % settings.checkpoint_every == 0 or number == settings.steps
+        last, stopping = number == settings.steps, stop()
+        evaluating = last or number % settings.eval_every == 0
+        saving = last or stopping or number % settings.checkpoint_every == 0
         if evaluating or saving:
             _refuse_bad_update(trainer.model, number)
         if evaluating:
             result = evaluate()
             if not math.isfinite(result.loss):
                 raise UndertowError(f"step {number}: held-out loss is {result.loss}; {_MEND}")
-            metrics |= {"eval/loss": result.loss, "eval/nats_per_byte": result.nats_per_byte}
+            metrics |= result.figures
         yield metrics
-        if saving:
+        stopping = stopping or stop()
+        if saving or stopping:
             save(trainer.progress)
+        if stopping and not last:
+            raise KeyboardInterrupt
 
 
 def _refuse_bad_update(model: Transformer, number: int) -> None:

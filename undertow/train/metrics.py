@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from undertow.config.errors import InputError, UndertowError
-from undertow.model.router import Routing
+from undertow.config.errors import InputError
+from undertow.train.disk import append, unwritable
 
 
 class MetricsFile:
@@ -29,18 +28,19 @@ class MetricsFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise unwritable(path, error, "a file of JSON lines is expected there") from None
         self._path = path
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one step; it is with the system before this returns. Raises `UndertowError` if that fails."""
         try:
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
+            append(self._file, f"{json.dumps(entry)}\n".encode())
         except OSError as error:
-            raise UndertowError(f"{self._path}: cannot be written ({error.strerror})") from error
+            raise unwritable(self._path, error, "a file of JSON lines is expected there") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -69,13 +69,3 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         raise InputError(f"{where}: damaged: a JSON object with a whole number as step is expected; remove the line")
     return entry
-
-
-def expert_load(routes: list[Routing]) -> tuple[float, float]:
-    """Largest and smallest share of tokens that an expert of any layer got, as multiples of an even share."""
-    loads = [_shares(route.indices, route.scores.shape[-1]) for route in routes]
-    return max(float(load.max()) for load in loads), min(float(load.min()) for load in loads)
-
-
-def _shares(indices: Tensor, experts: int) -> Tensor:
-    return indices.flatten().bincount(minlength=experts) * (experts / indices.numel())

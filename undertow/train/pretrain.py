@@ -1,32 +1,30 @@
-"""A pretraining run from its resolved recipe: built, resumed if asked, driven to its last step, and recorded."""
+"""A training run from its resolved recipe: built, resumed if asked, driven to its last step, and recorded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from undertow.checkpoint.training import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
-from undertow.config.errors import InputError
+from undertow.checkpoint.training import Progress, latest_checkpoint
+from undertow.checkpoint.writer import CheckpointWriter
+from undertow.config.errors import UndertowError
 from undertow.config.optimizations import refuse_unbuilt
 from undertow.config.resolve import Resolved
-from undertow.config.schema import RunConfig, TrainConfig
-from undertow.data.packing import Cursor, Packer
-from undertow.model.build import build_model
+from undertow.config.schema import RunConfig
 from undertow.model.transformer import Transformer
-from undertow.ops import Ops
-from undertow.ops.registry import choose
 from undertow.train.evaluation import Evaluation, evaluate
-from undertow.train.loop import Trainer, adamw, train
+from undertow.train.interruption import interruptible
+from undertow.train.loop import Trainer, train
 from undertow.train.metrics import MetricsFile
 from undertow.train.progress import Reporter
 from undertow.train.run import RunDirectory
+from undertow.train.start import device_of, trainer_of
 from undertow.train.text import Text, read_text
+from undertow.train.tracking import open_trackers, refuse_missing
 
 
 @dataclass(frozen=True)
@@ -48,61 +46,80 @@ def pretrain(
     facts: dict[str, Any] | None = None,
     text: Text | None = None,
 ) -> Outcome:
-    """Pretrain as the recipe says, in the run directory `out`.
+    """Train as the recipe says, in the run directory `out`.
 
     With `resume` the run goes on from its latest checkpoint, in the same order of data, or begins if there is none.
     `facts` about the machine go into `environment.json`; `text` is that of the recipe, if already read. Raises
-    `InputError` for what cannot be carried out and `UndertowError` when a step or a checkpoint fails.
+    `InputError` for what cannot be carried out, `UndertowError` when a step or a checkpoint fails, and
+    `KeyboardInterrupt` once an interrupted run has written its last checkpoint.
     """
     begun = time.perf_counter()
     config = resolved.tracked
     refuse_unbuilt(config.optimizations)
-    device = _device(config.device)
+    device = device_of(config.device)
+    trackers = list(config.tracking)
+    refuse_missing(trackers)
     run = RunDirectory(Path(config.out))
-    checkpoint = run.claim(resume)
-    text = text or read_text(config.data, config.model)
-    trainer = _trainer(config, text, device, checkpoint)
-    resolved.refuse_unread()
-    run.describe(resolved, facts or {}, device)
-    origin = f"resumed from {checkpoint.name}" if checkpoint else "started"
-    run.note(origin)
-    reporter.say(f"{origin}: run directory {run.path}, on {device}")
-    with _recorded(run, trainer, reporter):
-        _drive(trainer, text, run, reporter)
+    with run.claim(resume) as checkpoint:
+        text = text or read_text(config.data, config.model)
+        trainer = trainer_of(config, text, device, checkpoint)
+        resolved.refuse_unread()
+        run.describe(resolved, facts or {}, device)
+        origin = f"resumed from {checkpoint.name}" if checkpoint else "started"
+        run.note(origin)
+        reporter.say(f"{origin}: run directory {run.path}, on {device}")
+        if trainer.indexer.frozen and not (checkpoint or config.init_from) and trainer.has_indexer:
+            reporter.say(
+                "warning: indexer.frozen in a run from scratch: compressed sparse attention keeps choosing at random; "
+                "set indexer.frozen=false to train its indexer"
+            )
+        with _recorded(run, trainer, reporter):
+            _drive(trainer, text, run, reporter, resolved.config, trackers)
     return Outcome(run, trainer.model, text, trainer.progress, time.perf_counter() - begun)
 
 
-def _trainer(config: RunConfig, text: Text, device: torch.device, checkpoint: Path | None) -> Trainer:
-    """The trainer of a run at its beginning, or where `checkpoint` left it."""
-    settings = _whole(config.train)
-    ops = Ops(_choices(config, device), batch_invariant=config.numerics.batch_invariant, device=device)
-    model = build_model(config.model, config.seed, getattr(torch, config.numerics.dtype), device, ops)
-    optimizer = adamw(model, settings)
-    progress = load_checkpoint(checkpoint, model, optimizer) if checkpoint else None
-    cursor = Cursor.from_dict(progress.cursor) if progress else None
-    packer = Packer(text.training_ids, settings.batch_size, settings.sequence_length, config.seed, cursor)
-    return Trainer(model, optimizer, packer, settings, progress)
-
-
-def _drive(trainer: Trainer, text: Text, run: RunDirectory, reporter: Reporter) -> None:
+def _drive(
+    trainer: Trainer, text: Text, run: RunDirectory, reporter: Reporter, config: RunConfig, trackers: Sequence[str]
+) -> None:
     model, settings, begun = trainer.model, trainer.settings, trainer.progress.step
     device = model.embed.weight.device
 
     def held_out() -> Evaluation:
-        return evaluate(model, text.held_out(settings, settings.eval_batches), text.tokenizer, device)
+        indexing = trainer.stage.indexing._replace(distil=False, recall=not trainer.indexer.frozen)
+        batches = text.held_out(settings, settings.eval_batches)
+        return evaluate(model, batches, text.tokenizer, device, indexing)
 
-    def save(progress: Progress) -> None:
-        run.note(
-            f"checkpoint {save_checkpoint(run.checkpoints, model, trainer.optimizer, progress, text.tokenizer).name}"
-        )
+    def published(path: Path) -> None:
+        run.note(f"checkpoint {path.name}")
 
     reporter.begin(begun, settings.steps)
     since = time.perf_counter()
-    with closing(MetricsFile(run.metrics, begun)) as metrics:
-        for entry in train(trainer, held_out, save):
-            metrics.write(entry)
-            each = (time.perf_counter() - since) / (entry["step"] - begun)
-            reporter.step(entry, each * (settings.steps - entry["step"]))
+    with ExitStack() as stack:
+        asked = stack.enter_context(interruptible())
+        metrics = stack.enter_context(closing(MetricsFile(run.metrics, begun)))
+        followers = open_trackers(trackers, run.path, config.model_dump(mode="json"), begun)
+        for follower in followers:
+            stack.enter_context(closing(follower))
+        writer = stack.enter_context(
+            CheckpointWriter(run.checkpoints, text.tokenizer, settings.checkpoint_keep, published)
+        )
+
+        def save(progress: Progress) -> None:
+            writer.save(model, trainer.optimizer, progress)
+
+        try:
+            for entry in train(trainer, held_out, save, asked):
+                metrics.write(entry)
+                for follower in followers:
+                    follower.write(entry)
+                if "train/skipped_parameter" in entry:
+                    run.note(f"step {entry['step']} skipped, not finite: {entry['train/skipped_parameter']}")
+                each = (time.perf_counter() - since) / (entry["step"] - begun)
+                reporter.step(entry, each * (settings.steps - entry["step"]))
+                writer.poll()
+        except KeyboardInterrupt:
+            writer.wait()
+            raise
 
 
 @contextmanager
@@ -117,30 +134,10 @@ def _recorded(run: RunDirectory, trainer: Trainer, reporter: Reporter) -> Iterat
         raise
     finally:
         reporter.end()
-        run.note(f"{how} after step {trainer.progress.step}")
+        # What made a run fail is told, not that the same full disk takes no note of it.
+        with suppress(UndertowError) if how == "failed" else nullcontext():
+            run.note(f"{how} after step {trainer.progress.step}")
         if how == "interrupted":
             latest = latest_checkpoint(run.checkpoints)
             kept = f"{latest} is the last checkpoint" if latest else "there is no checkpoint yet"
             reporter.say(f"interrupted after step {trainer.progress.step}; {kept}; --resume auto goes on from it")
-
-
-def _whole(section: TrainConfig) -> TrainConfig:
-    """All keys of a section, each noted as read: the loop takes every one of them."""
-    return TrainConfig(**{name: getattr(section, name) for name in TrainConfig.model_fields})
-
-
-def _choices(config: RunConfig, device: torch.device) -> dict[str, str]:
-    """Backends by operator. Both attention paths are one operator here, so both keys must be able to serve."""
-    choices: dict[str, str] = dict(config.ops)
-    for key in ("backend", "csa_backend"):
-        wanted = getattr(config.attention, key)
-        if wanted != "auto":
-            choices["sparse_attention"] = choose("sparse_attention", device, wanted).chosen
-    return choices
-
-
-def _device(name: str) -> torch.device:
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
-        raise InputError("device 'cuda': torch sees no GPU here; use device=cpu or device=auto")
-    return torch.device("cuda" if name != "cpu" and found else "cpu")

@@ -45,7 +45,7 @@ class Lines:
         last = metrics["step"] == self._steps
         if last or metrics["step"] % self._every == 0 or "eval/loss" in metrics:
             self.say(
-                f"step {metrics['step']}/{self._steps}  loss {metrics['train/lm_loss']:.3f}{_held_out(metrics)}  "
+                f"step {metrics['step']}/{self._steps}  loss {_loss(metrics)}{_held_out(metrics)}  "
                 f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {duration(seconds_left)} left"
             )
 
@@ -72,7 +72,7 @@ class Bar:
     def step(self, metrics: dict[str, Any], seconds_left: float) -> None:
         self._held_out = _held_out(metrics) or self._held_out
         told = (
-            f"loss {metrics['train/lm_loss']:.3f}{self._held_out}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
+            f"loss {_loss(metrics)}{self._held_out}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
             f"{duration(seconds_left)} left"
         )
         self._progress.update(self._task, completed=metrics["step"], told=told)
@@ -98,6 +98,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _loss(metrics: dict[str, Any]) -> str:
+    loss = metrics["train/lm_loss"]
+    return "not finite, step skipped" if loss is None or "train/skipped_parameter" in metrics else f"{loss:.3f}"
 
 
 def _held_out(metrics: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,8 @@ from undertow.checkpoint.training import latest_checkpoint
 from undertow.config.dump import to_yaml
 from undertow.config.errors import InputError
 from undertow.config.resolve import Resolved
+from undertow.train.disk import unwritable
+from undertow.train.lock import LOCK, locked
 
 CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
 ENVIRONMENT, EVENTS = "environment.json", "events.log"
@@ -37,23 +41,20 @@ class RunDirectory:
         """The folder of `step-N` and `latest`."""
         return self.path / CHECKPOINTS
 
-    def claim(self, resume: bool) -> Path | None:
-        """Make the directory ready for a run; return the checkpoint to go on from, None to start at the beginning.
+    @contextmanager
+    def claim(self, resume: bool) -> Iterator[Path | None]:
+        """Hold the directory for a run; yield the checkpoint to go on from, None to start at the beginning.
 
-        Raises `InputError` for a directory that holds something else, or a run when `resume` is not wanted.
+        Raises `InputError` for a directory that holds something else, a run at work, or a run when `resume` is not
+        wanted. One that was made here and is left empty goes again.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file; a run needs a directory, choose one with out=DIR")
-        held = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        held = self._held()
         if held and CONFIG not in held:
             raise InputError(f"{self.path}: is not empty and holds no run; choose another directory with out=DIR")
-        checkpoint = latest_checkpoint(self.checkpoints) if held else None
-        if held and not resume:
-            done = checkpoint.name if checkpoint else "no checkpoint yet"
-            raise InputError(
-                f"{self.path}: holds a run ({done}); go on with --resume auto, or choose another directory with out=DIR"
-            )
-        return checkpoint
+        with locked(self.path):
+            yield self._origin(resume)
 
     def describe(self, resolved: Resolved, facts: dict[str, Any], device: torch.device) -> None:
         """Write `config.yaml` and `environment.json`; `facts` are the caller's about the machine."""
@@ -68,20 +69,42 @@ class RunDirectory:
             }
             _replace(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be written ({error.strerror}); give out=DIR") from None
+            raise unwritable(self.path, error, "give out=DIR") from None
 
     def note(self, event: str) -> None:
-        """Append a line with the time to `events.log`. Raises `InputError` where it cannot be written."""
+        """Append a line with the time to `events.log`. Raises an `UndertowError` where it cannot be written."""
         path = self.path / EVENTS
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}  {event}\n")
+            with path.open("a+b") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                whole = file.read() in (b"", b"\n")  # a full disk may have cut the last line
+                text = f"{datetime.now(UTC).isoformat(timespec='seconds')}  {event}\n"
+                file.write(text.encode() if whole else f"\n{text}".encode())
         except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror}); a text file is expected there") from None
+            raise unwritable(path, error, "a text file is expected there") from None
+
+    def _origin(self, resume: bool) -> Path | None:
+        held = self._held()
+        checkpoint = latest_checkpoint(self.checkpoints) if held else None
+        if held and not resume:
+            done = checkpoint.name if checkpoint else "no checkpoint yet"
+            raise InputError(
+                f"{self.path}: holds a run ({done}); go on with --resume auto, or choose another directory with out=DIR"
+            )
+        return checkpoint
+
+    def _held(self) -> set[str]:
+        """Names in the directory, less those that a run killed before it described itself may leave."""
+        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        return names - {LOCK, _unfinished(CONFIG)}
+
+
+def _unfinished(name: str) -> str:
+    return f".{name}.writing"
 
 
 def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.writing")
+    fresh = path.with_name(_unfinished(path.name))
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

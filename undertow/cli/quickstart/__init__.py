@@ -18,6 +18,7 @@ RECIPE = "pretrain/quickstart"
 SHORT = (
     *("train.steps=8", "train.batch_size=2", "train.warmup_steps=2", "train.log_every=2"),
     *("train.eval_every=4", "train.eval_batches=1", "train.checkpoint_every=4"),
+    "indexer.dense_steps=2",
 )
 
 
@@ -50,7 +51,7 @@ def quickstart(
         bool, typer.Option("--short", help="The same steps in miniature, without a quality bar. Default: off.")
     ] = False,
 ) -> None:
-    """Pretrain a small model on shipped plays, evaluate, save, reload and sample it: some minutes on two cores."""
+    """Pretrain a small model on plays, kill and resume it, evaluate, export, sample, report: minutes on two cores."""
     chosen = () if device is None else (f"device={device.value}",)
     begin(out, (*chosen, *(SHORT if short else ())), judged=not short)
 
@@ -63,12 +64,13 @@ def begin(out: Path, overrides: tuple[str, ...], judged: bool) -> None:
     from undertow.config.resolve import resolve
 
     patient_threads()
-    resolved = resolve(RECIPE, [*overrides, f"out={json.dumps(str(out / 'run'))}"], os.environ)
+    words = [RECIPE, *overrides, f"out={json.dumps(str(out / 'run'))}"]
+    resolved = resolve(words[0], words[1:], os.environ)
     from undertow.cli.doctor import examine
     from undertow.cli.quickstart.course import Course
 
     try:
-        passed = Course(out, resolved, examine(), judged).run()
+        passed = Course(out, resolved, words, examine(), judged).run()
     except KeyboardInterrupt:
         print(f"interrupted; what is complete stays in {out}", flush=True)
         raise typer.Exit(130) from None

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from undertow.config.schema import TrainConfig
+from undertow.cli.quickstart.samples import Words
+from undertow.config.training import TrainConfig
 from undertow.data.entropy import bigram_entropy, unigram_entropy
 from undertow.data.packing import IGNORED
 from undertow.train.text import Text
@@ -16,8 +17,8 @@ from undertow.train.text import Text
 class Bars:
     """Nats per byte: byte frequencies, bytes given the byte before, and token frequencies of the training text.
 
-    The first two are entropies of the held-out text itself, so nobody who counts in this way can do better. A fresh
-    model is already near the second, because tokens span bytes; the third shows whether it learned to use context.
+    The first two are entropies of the held-out text itself, so nobody who counts in this way can do better. The third
+    shows whether the model learned to use context: a fresh one is near it already, because tokens span bytes.
     """
 
     byte_unigram: float
@@ -25,8 +26,17 @@ class Bars:
     token_unigram: float
 
     def passed_by(self, nats_per_byte: float) -> bool:
-        """Whether a model with this held-out loss is below all that count: byte and token frequencies."""
-        return nats_per_byte < min(self.byte_unigram, self.token_unigram)
+        """Whether a model with this held-out loss is below all of them."""
+        return nats_per_byte < min(self.byte_unigram, self.byte_bigram, self.token_unigram)
+
+
+KNOWN_SHARE, DISTINCT = 0.5, 200
+"""Of the sampled words, the share that has to occur in the corpus, and how many of these have to be different."""
+
+
+def words_pass(words: Words) -> bool:
+    """Whether a model that writes these words writes its corpus' language."""
+    return words.known >= KNOWN_SHARE * words.sampled > 0 and words.distinct >= DISTINCT
 
 
 def measure(text: Text, settings: TrainConfig) -> Bars:

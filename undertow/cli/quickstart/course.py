@@ -11,7 +11,8 @@ from undertow import __version__
 from undertow.checkpoint.directory import WRITE_FORMATS, load_model, save_model
 from undertow.checkpoint.training import latest_checkpoint
 from undertow.cli.quickstart import samples
-from undertow.cli.quickstart.bars import Bars, measure
+from undertow.cli.quickstart.bars import DISTINCT, KNOWN_SHARE, Bars, measure, words_pass
+from undertow.cli.quickstart.killed import repeated, train_and_kill
 from undertow.cli.quickstart.output import FIGURES, PAGE, prepare, write_figures, write_page
 from undertow.config.errors import ConfigError, UndertowError
 from undertow.config.resolve import Resolved
@@ -24,9 +25,12 @@ from undertow.train.evaluation import Evaluation, evaluate
 from undertow.train.metrics import read_metrics
 from undertow.train.pretrain import Outcome, pretrain
 from undertow.train.progress import duration, reporter
+from undertow.train.run import METRICS
 from undertow.train.text import Text, read_text
 
 SAMPLE_TOKENS = 120
+WORDS, FEW_WORDS = (1000, 160), (40, 32)
+"""Words to sample for the verdict, and tokens of each sample; few of both where nothing is judged."""
 
 
 class Course:
@@ -35,8 +39,9 @@ class Course:
     `run` takes all steps and says whether the trained model is good enough; it is if not `judged`.
     """
 
-    def __init__(self, out: Path, resolved: Resolved, facts: dict[str, Any], judged: bool) -> None:
-        self.out, self.resolved, self.facts, self.judged = out, resolved, facts, judged
+    def __init__(self, out: Path, resolved: Resolved, words: list[str], facts: dict[str, Any], judged: bool) -> None:
+        """`words` are the arguments by which `undertow train` resolves the same recipe."""
+        self.out, self.resolved, self.words, self.facts, self.judged = out, resolved, words, facts, judged
         self.config = resolved.config
         self.figures: dict[str, Any] = {"finished": False, "undertow": __version__}
 
@@ -87,7 +92,7 @@ class Course:
             ("training", text.training, text.training_ids),
             ("held out", text.validation, text.validation_ids),
         ):
-            size, tokens = sum(len(d.text.encode()) for d in documents), sum(map(len, ids))
+            size, tokens = sum(len(d.text.encode()) for d in documents), ids.tokens
             print(f"  {name}: {len(documents)} scenes, {size:,} bytes, {tokens:,} tokens")
             self.figures[f"{name.replace(' ', '_')}_bytes"] = size
         return text
@@ -102,12 +107,26 @@ class Course:
     def _pretrain(self, text: Text) -> Outcome:
         settings = self.config.train
         each = settings.batch_size * settings.sequence_length
-        _heading(3, f"Pretraining: {settings.steps} steps of {each:,} tokens")
-        shown = reporter(settings.log_every)
-        outcome = pretrain(self.resolved, shown, facts=self.facts, text=text)
-        rate = outcome.progress.tokens / outcome.seconds
-        print(f"  {outcome.progress.tokens:,} tokens in {duration(outcome.seconds)}, {rate:,.0f} tokens/s in all")
-        self.figures |= {"training_seconds": round(outcome.seconds, 1), "tokens": outcome.progress.tokens}
+        _heading(3, f"Pretraining: {settings.steps} steps of {each:,} tokens, killed on the way and resumed")
+        begun = time.perf_counter()
+        # Some steps after the checkpoint at half way: what the resumed run repeats can be compared.
+        every = settings.checkpoint_every
+        stop = min(settings.steps, every * (settings.steps // 2 // every) + max(1, every // 10))
+        before = train_and_kill(self.words, self.out / "run" / METRICS, stop)
+        print(f"  killed without warning after step {before[-1]['step']}\n", flush=True)
+        outcome = pretrain(self.resolved, reporter(settings.log_every), resume=True, facts=self.facts, text=text)
+        seconds = time.perf_counter() - begun
+        steps, difference = repeated(before, list(read_metrics(outcome.run.metrics)))
+        on_cpu = outcome.model.embed.weight.device.type == "cpu"
+        if difference and on_cpu:
+            raise UndertowError(f"{outcome.run.path}: losses after the resumption differ by up to {difference}")
+        self.figures["resumed"] = told = (
+            f"Killed after step {before[-1]['step']} and resumed from the last checkpoint: the losses of these {steps} "
+            f"steps are " + (f"the same up to {difference:.2g}." if difference else "the same to the last bit.")
+        )
+        print(f"\n  {told}")
+        print(f"  {outcome.progress.tokens:,} tokens in {duration(seconds)}, the time lost by the kill included")
+        self.figures |= {"training_seconds": round(seconds, 1), "tokens": outcome.progress.tokens}
         return outcome
 
     def _checkpoint(self, outcome: Outcome) -> tuple[Transformer, Evaluation]:
@@ -143,30 +162,37 @@ class Course:
     def _sample(self, llm: LLM, text: Text) -> None:
         written = []
         for seed, prompt in enumerate(samples.PROMPTS):
-            print(f"\n  sample {seed + 1}, temperature 0.8:\n")
+            print(f"\n  sample {seed + 1}, temperature {samples.TEMPERATURE}:\n")
             pieces = []
             for piece in samples.sampled(llm, prompt, SAMPLE_TOKENS, seed):
                 print(piece, end="", flush=True)
                 pieces.append(piece)
             print()
             written.append("".join(pieces))
-        known, words = samples.known_words(written, "".join(d.text for d in (*text.training, *text.validation)))
-        print(f"\n  {known} of {words} sampled words of four or more letters occur in the corpus")
-        self.figures |= {"samples": written, "sampled_words": words, "sampled_words_in_corpus": known}
+        wanted, length = WORDS if self.judged else FEW_WORDS
+        corpus = "".join(document.text for document in (*text.training, *text.validation))
+        self.sampled = samples.sample_words(llm, corpus, wanted, length)
+        self.figures |= {"samples": written, "words": asdict(self.sampled)}
 
     def _verdict(self, held_out: Evaluation, bars: Bars) -> bool:
         _heading(6, "The verdict")
-        passed = bars.passed_by(held_out.nats_per_byte)
+        words = self.sampled
+        passed = bars.passed_by(held_out.nats_per_byte) and words_pass(words)
         print(f"  all held-out text, {held_out.bytes:,} bytes: {held_out.nats_per_byte:.3f} nats per byte")
         for name, bar in asdict(bars).items():
             side = "below" if held_out.nats_per_byte < bar else "NOT below"
             print(f"  {side} {bar:.3f}, {name.replace('_', ' ')}")
+        print(
+            f"  {words.known:,} of {words.sampled:,} words of four or more letters, sampled at temperature "
+            f"{samples.TEMPERATURE}, occur in the corpus (at least {KNOWN_SHARE:.0%} should), {words.distinct:,} of "
+            f"them distinct (at least {DISTINCT})"
+        )
         if not self.judged:
             print("  A short run is not judged by these.")
         elif passed:
-            print("  The model predicts better than frequencies do.")
+            print("  The model predicts better than frequencies do, and writes words of its corpus.")
         else:
-            print("  The model is no better than frequencies: it has not learned to use context.")
+            print("  The model is not good enough.")
         self.figures |= {"nats_per_byte": held_out.nats_per_byte, "nats_per_token": held_out.loss}
         return passed
 

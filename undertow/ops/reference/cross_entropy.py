@@ -19,7 +19,7 @@ def _rows_per_chunk(vocabulary: int) -> int:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, invariant: bool) -> Tensor:
+    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, invariant: bool):
         w = wide(weight)
         loss, lse = (torch.zeros(len(hidden), dtype=w.dtype, device=hidden.device) for _ in range(2))
         step = _rows_per_chunk(len(weight))
@@ -32,11 +32,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss[part] = lse[part] - picked + z_loss * lse[part].square()
         ctx.save_for_backward(hidden, weight, labels, lse)
         ctx.z_loss = z_loss
-        return loss.masked_fill_(labels == IGNORE, 0.0)
+        ignored = labels == IGNORE
+        normaliser = lse.masked_fill(ignored, 0.0)
+        ctx.mark_non_differentiable(normaliser)
+        return loss.masked_fill_(ignored, 0.0), normaliser
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[override]
         hidden, weight, labels, lse = ctx.saved_tensors
         w = wide(weight)
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(w)
@@ -55,10 +58,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float = 0.0, *, invariant: bool = False
-) -> Tensor:
-    """Loss of each row in nats: `hidden [N, d]`, `weight [V, d]`, `labels [N]` int64 -> `[N]` float32.
+) -> tuple[Tensor, Tensor]:
+    """Loss and log-normaliser of each row in nats: `hidden [N, d]`, `weight [V, d]`, `labels [N]` int64 -> two `[N]`
+    float32.
 
-    A label of -100 gives 0 and no gradient. `z_loss` adds that multiple of the squared log-normaliser. With
-    `z_loss = 0` the negative of the result is the log-probability of the label.
+    A label of -100 gives 0 twice and no gradient. `z_loss` adds that multiple of the squared log-normaliser to the
+    loss; without it the negative of the loss is the log-probability of the label. The log-normaliser is not
+    differentiable.
     """
     return _LinearCrossEntropy.apply(hidden, weight, labels, z_loss, invariant)

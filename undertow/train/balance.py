@@ -1,0 +1,49 @@
+"""Balance between experts (model card 6): a loss inside each sequence, and router biases moved after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from undertow.model.router import Router, Routing
+from undertow.model.transformer import Transformer
+
+
+def routers(model: Transformer) -> list[Router]:
+    """The router of every MoE layer: the trunk's in order, then the MTP block's."""
+    return [block.ffn.gate for block in (*model.layers, *model.mtp)]  # type: ignore[union-attr]
+
+
+def balance_loss(routing: Routing, sequence: Tensor, sequences: int) -> Tensor:
+    """`sum_e f_e P_e` of each sequence, summed over `sequences` of them: a scalar, one per sequence if balanced.
+
+    `f_e = E / (K T) #{t : e chosen}` counts the choices that were made and has no gradient, `P_e` is the mean over the
+    sequence's `T` tokens of the expert's share of the scores. `sequence [T]` is the sequence of each token.
+    """
+    experts, chosen = routing.scores.shape[-1], routing.indices.shape[-1]
+    shares = routing.scores / routing.scores.sum(-1, keepdim=True)
+    mass = torch.zeros(sequences, experts, dtype=shares.dtype, device=shares.device).index_add(0, sequence, shares)
+    tokens = torch.bincount(sequence, minlength=sequences).clamp(min=1)[:, None].to(shares.dtype)
+    place = sequence[:, None] * experts + routing.indices
+    load = torch.bincount(place.flatten(), minlength=sequences * experts).view(sequences, experts)
+    return (load.to(shares.dtype) * (experts / chosen) * mass / tokens.square()).sum()
+
+
+def expert_counts(routes: Iterable[Routing]) -> Tensor:
+    """How many tokens chose each expert, `[layers, E]` int64."""
+    return torch.stack([r.indices.flatten().bincount(minlength=r.scores.shape[-1]) for r in routes])
+
+
+@torch.no_grad()
+def update_biases(model: Transformer, counts: Tensor, rate: float) -> None:
+    """Move each router's bias by `rate` towards an even load: `bias_e += rate sign(mean - load_e)`.
+
+    `counts [layers, E]` are those of the whole batch, in the order of `routers`; layers beyond its length took no part.
+    A hash layer has no bias.
+    """
+    for router, load in zip(routers(model), counts, strict=False):
+        if not router.hashed:
+            load = load.to(torch.float64)
+            router.bias.add_(torch.sign(load.mean() - load).to(router.bias.dtype), alpha=rate)
