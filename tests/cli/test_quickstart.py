@@ -88,7 +88,7 @@ def test_a_model_that_learned_nothing_fails_the_verdict(made):
 def test_the_run_was_killed_and_resumed_to_the_bit(made):
     out, _, printed = made
     told = json.loads((out / FIGURES).read_text())["resumed"]
-    assert "these 2 steps are the same to the last bit" in told and told in printed
+    assert "steps that were taken again are the same to the last bit" in told and told in printed
     events = (out / "run" / "events.log").read_text()
     assert events.count("started") + events.count("resumed from") == 2 and events.count("finished") >= 1
     assert [entry["step"] for entry in read_metrics(out / "run" / "metrics.jsonl")] == [1, 2]
@@ -191,10 +191,11 @@ def test_a_run_that_ends_before_it_is_killed_is_told(tmp_path):
 
 
 def test_repeated_steps_are_compared():
-    before = [{"step": n, "train/loss": float(n)} for n in (1, 2, 3)]
-    after = [{"step": n, "train/loss": n + (0.25 if n == 3 else 0.0)} for n in (2, 3, 4)]
+    before = [{"step": n, "time": 0.0, "train/loss": float(n)} for n in (1, 2, 3)]
+    after = [before[0], *({"step": n, "time": 1.0, "train/loss": n + (0.25 if n == 3 else 0.0)} for n in (2, 3, 4))]
     assert repeated(before, after) == (2, 0.25)
     assert repeated(before[:2], after) == (1, 0.0)
+    assert repeated(before[:1], after) == (0, 0.0)
 
 
 def test_the_short_form_keeps_the_length_and_the_model():

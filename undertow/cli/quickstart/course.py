@@ -121,8 +121,9 @@ class Course:
         if difference and on_cpu:
             raise UndertowError(f"{outcome.run.path}: losses after the resumption differ by up to {difference}")
         self.figures["resumed"] = told = (
-            f"Killed after step {before[-1]['step']} and resumed from the last checkpoint: the losses of these {steps} "
-            f"steps are " + (f"the same up to {difference:.2g}." if difference else "the same to the last bit.")
+            f"Killed after step {before[-1]['step']} and resumed from the last checkpoint: the losses of the {steps} "
+            "steps that were taken again are "
+            + (f"the same up to {difference:.2g}." if difference else "the same to the last bit.")
         )
         print(f"\n  {told}")
         print(f"  {outcome.progress.tokens:,} tokens in {duration(seconds)}, the time lost by the kill included")

@@ -42,7 +42,11 @@ def _reached(metrics: Path, step: int) -> bool:
 
 
 def repeated(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[int, float]:
-    """How many steps both have taken, and the largest difference of their losses."""
-    losses = {entry["step"]: entry["train/loss"] for entry in after}
-    pairs = [(entry["train/loss"], losses[entry["step"]]) for entry in before if entry["step"] in losses]
-    return len(pairs), max((abs(one - other) for one, other in pairs), default=0.0)
+    """How many steps were taken twice, before and after a resumption, and the largest difference of their losses.
+
+    Steps up to the checkpoint stand in both with the same time: they were taken once.
+    """
+    again = {entry["step"]: entry for entry in after}
+    pairs = [(one, again[one["step"]]) for one in before if one["step"] in again]
+    twice = [(one["train/loss"], other["train/loss"]) for one, other in pairs if one["time"] != other["time"]]
+    return len(twice), max((abs(one - other) for one, other in twice), default=0.0)
