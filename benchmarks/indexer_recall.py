@@ -23,7 +23,7 @@ from undertow.train.start import device_of, trainer_of
 from undertow.train.text import read_text
 
 
-def recalls(overrides: list[str], every: int, batches: int) -> dict[str, Any]:
+def recalls(overrides: list[str], every: int, sequences: int) -> dict[str, Any]:
     """Recall by step, and the held-out loss at the end, of one run without checkpoints."""
     resolved = resolve("pretrain/quickstart", overrides, dict(os.environ))
     config = resolved.config
@@ -35,7 +35,7 @@ def recalls(overrides: list[str], every: int, batches: int) -> dict[str, Any]:
         step = trainer.progress.step
         if step % every == 0 or step == settings.steps:
             indexing = Indexing(dense=trainer.stage.indexing.dense, recall=True)
-            told = evaluate(trainer.model, text.held_out(settings, batches), text.tokenizer, device, indexing)
+            told = evaluate(trainer.model, text.held_out(settings.batch_size, settings.sequence_length, sequences), text.tokenizer, device, indexing)
             found[step], loss = told.found / told.wanted, told.loss
             print(f"step {step}: recall {found[step]:.3f}, held-out {loss:.3f} nats per token", flush=True)
         if step == settings.steps:
@@ -48,11 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--every", type=int, default=20, help="steps between measurements (default: 20)")
-    parser.add_argument("--batches", type=int, default=8, help="held-out batches of each (default: 8)")
+    parser.add_argument("--sequences", type=int, default=16, help="held-out sequences of each (default: 16)")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for both runs")
     given = parser.parse_args()
     runs = {
-        name: recalls([*given.overrides, f'out="{tempfile.gettempdir()}/unused"', *more], given.every, given.batches)
+        name: recalls([*given.overrides, f'out="{tempfile.gettempdir()}/unused"', *more], given.every, given.sequences)
         for name, more in (("learning", []), ("frozen", ["indexer.frozen=true"]))
     }
     result = {"environment": environment(), "unit": "share of entries", "runs": runs}

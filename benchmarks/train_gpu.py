@@ -60,7 +60,7 @@ def recipe_of(name: str, overrides: Iterable[str], out: Path, steps: int) -> Res
     own = (
         *(f"train.steps={steps}", f"train.warmup_steps={max(steps // 10, 1)}", f"train.eval_every={-(-steps // 4)}"),
         *(f"train.checkpoint_every={steps}", f"train.log_every={max(steps // 10, 1)}"),
-        *("train.eval_batches=4", "tracking=[]"),
+        *("train.eval_sequences=32", "tracking=[]"),
     )
     return resolve(name, [*own, *overrides, f'out="{out}"'], dict(os.environ))
 

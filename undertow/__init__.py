@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from undertow.engine.llm import LLM
     from undertow.engine.sampling import SamplingParams
     from undertow.model.build import build_model
+    from undertow.planner.plan import plan
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "build_model", "load_model", "save_model"]
+__all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "build_model", "load_model", "plan", "save_model"]
 
 _HOMES = {
     "LLM": "undertow.engine.llm",
@@ -25,6 +26,7 @@ _HOMES = {
     "SamplingParams": "undertow.engine.sampling",
     "build_model": "undertow.model.build",
     "load_model": "undertow.checkpoint.directory",
+    "plan": "undertow.planner.plan",
     "save_model": "undertow.checkpoint.directory",
 }
 

@@ -11,7 +11,7 @@ from tests.checkpoint.runs import CURSOR, learned
 from undertow.checkpoint.training import Progress, latest_checkpoint, save_checkpoint
 from undertow.config.errors import UndertowError
 
-LINE = r"1 \S+/step-2: the checkpoint cannot be written \(.*No space left on device.*\); the one before it is intact"
+LINE = r"1 \S+/step-2: the checkpoint cannot be written \(.*No space left on device.*\); earlier ones are intact"
 
 
 @pytest.mark.skipif(not small_disk.possible(), reason="no file system may be mounted here")

@@ -119,7 +119,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, where):
     tensor = model.head.weight if where == "weight" else optimizer.state[model.head.weight]["exp_avg"]
     with torch.no_grad():
         tensor[0, 0] = float("inf")
-    with pytest.raises(UndertowError, match=r"step-2: head\.weight(/exp_avg)? is not finite; .*is intact") as raised:
+    with pytest.raises(UndertowError, match=r"step-2: head\.weight(/exp_avg)? is not finite; .*are intact") as raised:
         save_checkpoint(tmp_path, model, optimizer, Progress(2, 2, CURSOR))
     assert raised.value.exit_code == 1 and latest_checkpoint(tmp_path) == kept
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-1"]

@@ -124,7 +124,7 @@ def test_what_is_not_finite_is_not_taken(tmp_path):
         writer.save(model, optimizer, Progress(1, 100, CURSOR))
         with torch.no_grad():
             model.head.weight[0, 0] = float("nan")
-        with pytest.raises(UndertowError, match=r"step-2: head\.weight is not finite; .*is intact"):
+        with pytest.raises(UndertowError, match=r"step-2: head\.weight is not finite; .*are intact"):
             writer.save(model, optimizer, Progress(2, 200, CURSOR))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-1"]
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.engine.bytelevel import VOCABULARY, tokenizer
 from undertow.cli import data, main
+from undertow.config.overrides import command_line
 
 
 @pytest.fixture
@@ -37,14 +40,15 @@ def test_prepare_then_train(corpus: Path, tmp_path: Path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training: 15 documents, ") and lines[1].startswith("held out: 5 documents, ")
     assert lines[2] == f"3 shard(s) of uint16 in {tmp_path / 'out'}"
+    words = f"data.corpus={tmp_path / 'out'} data.kind=text data.validation_fraction=0.2"
+    assert lines[3:] == [f"train on them: undertow train RECIPE {words}"]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"model: {{preset: v4-debug, vocab_size: {VOCABULARY}, num_hidden_layers: 3, compress_ratios: [0, 4, 8, 0]}}\n"
-        f"data: {{corpus: {tmp_path / 'out'}, tokenizer: {tmp_path / 'out' / 'tokenizer'}, validation_fraction: 0.2}}\n"
-        "train: {steps: 1, batch_size: 1, sequence_length: 40, eval_batches: 1}\n"
+        "train: {steps: 1, batch_size: 1, sequence_length: 40, eval_sequences: 1}\n"
         f"tracking: []\ndevice: cpu\nout: {tmp_path / 'run'}\n"
     )
-    assert main(["train", str(recipe)]) == 0
+    assert main(["train", str(recipe), *words.split()]) == 0
     assert "done: step 1, 40 tokens" in capsys.readouterr().out
 
 
@@ -52,7 +56,7 @@ def test_lines_where_there_is_no_terminal(corpus: Path, capsys, monkeypatch):
     monkeypatch.setattr(data, "EVERY", 0.0)
     assert main(prepared(corpus)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 20 + 3
+    assert len(lines) == 20 + 4
     assert lines[0].startswith("1 documents, 40 tokens, ") and ", 100%, 0 s left" in lines[19]
 
 
@@ -79,7 +83,7 @@ def test_help_names_every_option_with_its_default(capsys):
     assert main(["data", "prepare", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
-        "[default: bpe-4096]",
+        "[default: bpe-2048]",
         "[default: text]",
         "[default: train]",
         "[default: 0.05]",
@@ -96,7 +100,7 @@ def test_help_names_every_option_with_its_default(capsys):
         (["--tokenizer", "none"], "tokenizer 'none' is neither shipped"),
         (["--kind", "poem"], "'poem' is not one of"),
         (["--kind", "chat"], "corpus.jsonl', line 1: expected an object with 'prompt' and 'response'"),
-        (["--text-field", "body"], 'line 1: expected an object with a string "body"'),
+        (["--text-field", "body"], "line 1: there is no field 'body'; it has 'text'; name the one that holds the text"),
         (["--validation-fraction", "0"], "validation_fraction 0.0 must lie between 0 and 1"),
         (["--shard-tokens", "0"], "shard_tokens 0 must be at least 1"),
     ],
@@ -113,6 +117,10 @@ def test_an_empty_name_and_an_existing_one_are_refused(corpus: Path, tmp_path: P
     assert "DST is empty" in capsys.readouterr().err
     assert main(["data", "prepare", str(corpus), str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
+    for source, target in ((str(corpus), "x" * 300), (str(corpus), str(tmp_path / "nx" / "..")), ("x" * 300, "out")):
+        assert main(["data", "prepare", source, target]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "words"]
     assert main(["data"]) == 2
     assert capsys.readouterr().err == "error: Missing command (see 'undertow data --help')\n"
 
@@ -125,3 +133,29 @@ def test_interruption_leaves_nothing(corpus: Path, tmp_path: Path, capsys, monke
     monkeypatch.setattr(data, "EVERY", 0.0)
     assert main(prepared(corpus)) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "words"]
+
+
+def test_a_request_to_end_leaves_nothing(corpus: Path, tmp_path: Path):
+    corpus.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(20_000)))
+    process = subprocess.Popen([sys.executable, "-m", "undertow", *prepared(corpus, "--shard-tokens", "1")])
+    writing = tmp_path / ".out.writing" / "shard-00003.tokens"
+    while process.poll() is None and not writing.exists():
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "words"]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("shards", "data.corpus=shards"),
+        ("7", "'data.corpus=\"7\"'"),
+        ("a b", "'data.corpus=a b'"),
+        ("~", "'data.corpus=\"~\"'"),
+    ],
+)
+def test_the_word_that_names_the_shards_is_read_back(name: str, word: str):
+    told = data._word("data.corpus", name)
+    assert told == word
+    assert command_line(shlex.split(told))["data.corpus"].value == name

@@ -5,6 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +20,7 @@ import typer
 from undertow.cli import main
 from undertow.cli.quickstart import SHORT, begin, course, samples
 from undertow.cli.quickstart.bars import Bars, measure, words_pass
-from undertow.cli.quickstart.killed import repeated, train_and_kill
+from undertow.cli.quickstart.killed import repeated, resumption, train_and_kill
 from undertow.cli.quickstart.output import FIGURES, PAGE, prepare, write_figures
 from undertow.cli.quickstart.samples import Words, sample_words
 from undertow.config.errors import ConfigError, InputError, UndertowError
@@ -24,6 +29,7 @@ from undertow.config.resolve import resolve
 from undertow.config.schema import DataConfig, TrainConfig
 from undertow.engine.llm import LLM
 from undertow.engine.sampling import SamplingParams
+from undertow.train.lock import LOCK, locked
 from undertow.train.metrics import read_metrics
 from undertow.train.text import read_text
 
@@ -88,7 +94,7 @@ def test_a_model_that_learned_nothing_fails_the_verdict(made):
 def test_the_run_was_killed_and_resumed_to_the_bit(made):
     out, _, printed = made
     told = json.loads((out / FIGURES).read_text())["resumed"]
-    assert "steps that were taken again are the same to the last bit" in told and told in printed
+    assert "the one step that was taken again is the same to the last bit" in told and told in printed
     events = (out / "run" / "events.log").read_text()
     assert events.count("started") + events.count("resumed from") == 2 and events.count("finished") >= 1
     assert [entry["step"] for entry in read_metrics(out / "run" / "metrics.jsonl")] == [1, 2]
@@ -116,6 +122,17 @@ def test_a_foreign_directory_is_refused(tmp_path, capsys):
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
+def test_one_quickstart_at_a_time_holds_a_directory(tmp_path, capsys):
+    out = tmp_path / "out"
+    with locked(out):
+        prepare(out)
+        (out / "run").mkdir()
+        assert main(["quickstart", "--short", "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {out}: process {os.getpid()} on ") and "is at work there" in error
+        assert (out / "run").is_dir()
+
+
 def test_only_what_a_quickstart_wrote_is_replaced(tmp_path):
     out = tmp_path / "out"
     assert prepare(out) is False
@@ -140,7 +157,7 @@ def test_interruption_ends_with_130(tmp_path, capsys, monkeypatch):
 
 def test_bars_of_a_text(corpus):
     model = ModelConfig.from_preset("v4-tiny")
-    text = read_text(DataConfig(corpus=str(corpus)), model)
+    text = read_text(DataConfig(corpus=str(corpus)), model, keep_text=True)
     bars = measure(text, TrainConfig(batch_size=1, sequence_length=64))
     assert bars.byte_bigram < bars.byte_unigram < 3.5
     # Every held-out token is frequent in training, and there are fewer than a hundred kinds of them.
@@ -188,6 +205,70 @@ def test_words_are_counted_without_the_last_of_a_sample():
 def test_a_run_that_ends_before_it_is_killed_is_told(tmp_path):
     with pytest.raises(UndertowError, match="ended by itself with code 2, before step 3"):
         train_and_kill(["no-such-recipe"], tmp_path / "metrics.jsonl", 3)
+
+
+_QUICKSTART = """
+import json, sys, typer
+from pathlib import Path
+from undertow.cli.quickstart import begin
+try:
+    begin(Path(sys.argv[1]), tuple(json.loads(sys.argv[2])), judged=False)
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+
+
+def _wait(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _free(run: Path) -> bool:
+    """Whether no process holds the run: the system lets go of a process' lock when it ends."""
+    try:
+        with locked(run):
+            return True
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("send", "number", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 130), (os.kill, signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_the_child_does_not_outlive_its_parent(corpus, tmp_path, send, number, code):
+    out, endless = tmp_path / "out", ("train.steps=100000", "train.checkpoint_every=50000")
+    command = [sys.executable, "-c", _QUICKSTART, str(out), json.dumps(tiny(corpus, *endless))]
+    # A group of its own, so that a signal to all of it is what a terminal sends on Ctrl-C.
+    parent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    _wait((out / "run" / "config.yaml").exists)
+    assert not _free(out / "run")
+    child = int((out / "run" / LOCK).read_text().split()[1])
+    assert os.getpgid(child) == child  # a terminal's Ctrl-C does not reach it
+    send(parent.pid, number)
+    printed, errors = parent.communicate(timeout=30)
+    assert (parent.returncode, errors) == (code, "")
+    _wait(lambda: _free(out / "run"), 10)
+    if code == 130:
+        assert printed.splitlines()[-1] == f"interrupted; what is complete stays in {out}"
+        assert printed.count("interrupted") == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "difference", "told"),
+    [
+        (0, 0.0, "no step had to be taken again."),
+        (1, 0.0, "the loss of the one step that was taken again is the same to the last bit."),
+        (2, 0.25, "the losses of the 2 steps that were taken again are the same up to 0.25."),
+    ],
+)
+def test_a_resumption_in_words(steps, difference, told):
+    killed = "Killed after step 9 and resumed from the last checkpoint: "
+    assert resumption(9, steps, difference) == killed + told
 
 
 def test_repeated_steps_are_compared():

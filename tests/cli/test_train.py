@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,7 @@ def words(tmp_path: Path) -> list[str]:
     recipe.write_text(
         f"model: {{preset: v4-debug, vocab_size: {VOCABULARY}}}\n"
         f"data: {{corpus: {tmp_path / 'corpus.txt'}, tokenizer: {tmp_path}, validation_fraction: 0.3}}\n"
-        "train: {steps: 2, batch_size: 1, sequence_length: 40, eval_batches: 1, checkpoint_every: 1}\n"
+        "train: {steps: 2, batch_size: 1, sequence_length: 40, eval_sequences: 1, checkpoint_every: 1}\n"
         "device: cpu\n"
     )
     return ["train", str(recipe), f"out={tmp_path / 'run'}"]
@@ -31,7 +35,8 @@ def test_train_then_resume(words, tmp_path, capsys):
     assert main(words) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"started: run directory {tmp_path / 'run'}, on cpu"
-    assert out[1].startswith("step 2/2  loss ") and out[2].startswith("done: step 2, 80 tokens, ")
+    assert out[1].startswith("data: 1 documents, 207 tokens, read 0.386 times; held out: 1 documents, 125 tokens")
+    assert out[2].startswith("step 2/2  loss ") and out[3].startswith("done: step 2, 80 tokens, ")
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["device"] == "cpu" and environment["versions"]["torch"]
 
@@ -63,5 +68,27 @@ def test_interruption_is_told_and_ends_with_130(words, tmp_path, capsys, monkeyp
 
     monkeypatch.setattr(Trainer, "step", interrupted)
     assert main(words) == 130
-    assert "interrupted after step 0; there is no checkpoint yet" in capsys.readouterr().out
+    assert "interrupted after step 0; --resume auto begins anew, there is no checkpoint yet" in capsys.readouterr().out
     assert (tmp_path / "run" / "events.log").read_text().endswith("interrupted after step 0\n")
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output(words, tmp_path):
+    command = [sys.executable, "-m", "undertow", *words, "train.steps=3", "train.log_every=1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.wait(timeout=120) == 0, child.stderr.read()
+    assert (tmp_path / "run" / "events.log").read_text().endswith("finished after step 3\n")
+
+
+def test_sigterm_before_the_first_step_ends_with_130(words, tmp_path, monkeypatch):
+    from undertow.train import start
+
+    def slow(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was not taken")
+
+    monkeypatch.setattr(start, "build_model", slow)
+    assert main(words) == 130
+    assert not (tmp_path / "run").exists()

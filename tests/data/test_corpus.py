@@ -100,7 +100,7 @@ def test_hugging_face_data_on_disk(tmp_path: Path):
     for corpus, split, field, message in (
         ("two", "dev", "text", "split 'dev' cannot be read by datasets"),
         ("three", "dev", "text", "split 'dev' cannot be read by datasets"),
-        ("one", "train", "body", r"there is no column 'body'; it has text, other"),
+        ("one", "train", "body", r"there is no field 'body'; it has 'text', 'other'; name"),
         ("none", "train", "text", "split 'train' cannot be read by datasets"),
     ):
         with pytest.raises(InputError, match=message) as caught:
@@ -140,6 +140,17 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch, name: str, miss
         ("a.jsonl", b"[" * 100_000, "line 1: JSON that cannot be read"),
         ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "line 1: JSON that cannot be read"),
         ("a.jsonl", b'{"text": "a"}\n["b"]', 'line 2: expected an object with a string "text"'),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"a\\n": 1, "b": 2}',
+            r"line 2: there is no field 'text'; it has 'a\\n', 'b'; name the",
+        ),
+        (
+            "a.jsonl",
+            b"{}",
+            "line 1: there is no field 'text'; it has none; name the one .* with data.text_field, or --te",
+        ),
+        ("a.jsonl", b'{"text": ["a"]}', "line 1: the field 'text' must be a string, it is a list"),
         ("a.jsonl", b'{"text": ""}', "is empty: it needs at least one document with text"),
         ("a.jsonl", b'{"text": "a", "name": 3}', 'line 1: "name" must be a string, not 3'),
         ("a.jsonl", rb'{"text": "\ud83d"}', "line 1: the text holds half a surrogate pair"),
@@ -156,15 +167,32 @@ def test_a_bad_corpus_is_named_with_its_place(tmp_path: Path, name: str, content
 def test_bad_parquet_is_named_with_its_row(tmp_path: Path):
     path = tmp_path / "a.parquet"
     for columns, message in (
-        ({"text": [1]}, 'row 1: expected an object with a string "text"'),
-        ({"text": ["a", None]}, 'row 2: expected an object with a string "text"'),
-        ({"text": [b"a"]}, 'row 1: expected an object with a string "text"'),
-        ({"body": ["a"], "n": [1]}, r"there is no column 'text'; it has body, n"),
+        ({"text": [1]}, "row 1: the field 'text' must be a string, it is a int"),
+        ({"text": ["a", None]}, "row 2: the field 'text' must be a string, it is null"),
+        ({"text": [b"a"]}, "row 1: the field 'text' must be a string, it is a bytes"),
+        ({"body": ["a"], "n": [1]}, r"there is no field 'text'; it has 'body', 'n'; name the one"),
         ({"text": []}, "is empty"),
     ):
         write_parquet(path, **columns)
         with pytest.raises(InputError, match=message):
             load_corpus(path)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "date64", "duration"])
+def test_parquet_of_values_beyond_those_of_python_is_refused(tmp_path: Path, kind: str):
+    pyarrow = pytest.importorskip("pyarrow")
+    column = pyarrow.array([2**50], pyarrow.date64() if kind == "date64" else getattr(pyarrow, kind)("s"))
+    for columns in ({"text": ["a"], "name": column}, {"text": column}):
+        write_parquet(tmp_path / "a.parquet", **columns)
+        with pytest.raises(InputError, match=r"a.parquet', after row 0: not readable as Parquet") as caught:
+            load_corpus(tmp_path / "a.parquet")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".parquet"])
+def test_a_name_that_no_file_can_have_is_refused(suffix: str):
+    with pytest.raises(InputError, match=r"neither shipped|there is no such file"):
+        load_corpus("x" * 300 + suffix)
 
 
 def test_directories_without_data_are_refused(tmp_path: Path):

@@ -40,10 +40,33 @@ def test_documents_are_drawn_by_key_until_they_hold_the_fraction(documents, frac
     keys, sizes = np.array([k for k, _ in documents], dtype=np.uint64), np.array([size for _, size in documents])
     drawn = held_out(keys, sizes, fraction)
     assert 0 < drawn.sum() < len(drawn)
-    assert max(keys[drawn]) <= min(keys[~drawn])
+    wanted = fraction * sizes.sum()
+    left = ~drawn & (sizes <= max(wanted, sizes.mean()))  # could have been drawn
+    assert not left.any() or max(keys[drawn]) <= min(keys[left])
     last = np.flatnonzero(drawn & (keys == max(keys[drawn])))[-1]
-    assert sizes[drawn].sum() - sizes[last] < fraction * sizes.sum()  # one fewer would not have been enough
-    assert sizes[drawn].sum() >= fraction * sizes.sum() or (~drawn).sum() == 1
+    assert sizes[drawn].sum() - sizes[last] < wanted  # one fewer would not have been enough
+    assert sizes[drawn].sum() >= wanted or not left.any() or (~drawn).sum() == 1
+    assert sizes[drawn].sum() < wanted + max(wanted, sizes.mean())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fraction", "held"),
+    [
+        ([110_864, 15, 15], 0.02, {15}),
+        ([15, 110_864, 15], 0.5, {15}),
+        ([110_864, 3000, 3000], 0.02, {3000}),
+        ([110_864, 100_000, 15, 15], 0.02, {15}),
+        ([1000, 1], 0.999, {1, 1000}),
+        ([7] * 12, 0.02, {7}),
+    ],
+)
+def test_a_document_that_dwarfs_the_fraction_stays_in_training(sizes, fraction, held):
+    for seed in range(20):
+        keys = np.random.default_rng(seed).integers(0, 2**63, len(sizes)).astype(np.uint64)
+        drawn = held_out(keys, np.array(sizes), fraction)
+        assert 0 < drawn.sum() < len(sizes) and set(np.array(sizes)[drawn]) <= held
+        order = np.random.default_rng(seed).permutation(len(sizes))
+        assert held_out(keys[order], np.array(sizes)[order], fraction).tolist() == drawn[order].tolist()
 
 
 def test_the_draw_goes_by_content_and_not_by_place(tmp_path: Path):

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,19 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.chatty import chat_tokenizer
-from tests.engine.bytelevel import tokenizer
+from tests.engine.bytelevel import VOCABULARY, tokenizer
 from undertow.config.errors import InputError, UndertowError
 from undertow.data.chat import encode_conversations, read_conversations
 from undertow.data.corpus import Document, load_corpus
 from undertow.data.division import split
 from undertow.data.encoding import encode_documents
-from undertow.data.manifest import Manifest, file_digest
+from undertow.data.manifest import FileFacts, Manifest, file_digest
+from undertow.data.mapped import OPEN, MappedNumbers, mapping
 from undertow.data.packing import Packer
 from undertow.data.prepare import Preparation, prepare
 from undertow.data.prepared import is_prepared, open_shards
 from undertow.data.records import Reading
 from undertow.data.shards import new_directory
-from undertow.data.store import TokenStore
+from undertow.data.store import Part, TokenStore
 
 TEXTS = [f"scene {number}: " + "words " * number for number in range(12)]
 
@@ -190,7 +192,8 @@ def test_large_shards_are_sampled(tmp_path: Path, prepared: Path):
         ({"format": "parquet"}, "is no manifest of prepared shards"),
         ({"version": 2}, "shards of version 2, 1 is read here; prepare them again"),
         ({"dtype": "int8"}, "dtype: .*; the manifest is damaged"),
-        ({"dtype": "uint32"}, "shard-00000.offsets: does not fit the tokens of shard-00000"),
+        ({"version": True}, "shards of version True, 1 is read here"),
+        ({"dtype": "uint32"}, r"shard-00000.tokens: \d+ bytes do not fit 6 documents of \d+ tokens in all"),
         ({"shards": []}, "shards: .*; the manifest is damaged"),
         (
             {"kind": "chat"},
@@ -205,6 +208,80 @@ def test_a_damaged_manifest_is_refused(prepared: Path, changes: dict, message: s
     with pytest.raises(InputError, match=message) as caught:
         opened(prepared)
     assert "\n" not in str(caught.value)
+
+
+def forged(prepared: Path, name: str, data: bytes, **counts: int) -> None:
+    """Give a file of the first shard other bytes, and the manifest their size and digest."""
+    (prepared / f"shard-00000.{name}").write_bytes(data)
+    values = json.loads((prepared / "manifest.json").read_text())
+    values["shards"][0] |= counts
+    values["shards"][0]["files"][name] = FileFacts.of(prepared / f"shard-00000.{name}").model_dump()
+    (prepared / "manifest.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("whole", [0, 1 << 30])
+def test_a_token_outside_the_vocabulary_is_refused(prepared: Path, whole: int):
+    ids = np.fromfile(prepared / "shard-00000.tokens", dtype="<u2")
+    ids[-1] = VOCABULARY
+    forged(prepared, "tokens", ids.tobytes())
+    with pytest.raises(InputError, match=f"tokens: token id {VOCABULARY} is outside the vocabulary of {VOCABULARY}"):
+        opened(prepared, whole)
+    ids[-1] = VOCABULARY - 1
+    forged(prepared, "tokens", ids.tobytes())
+    opened(prepared, whole)
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets"])
+def test_files_that_do_not_fit_their_counts_are_refused(prepared: Path, name: str):
+    data = (prepared / f"shard-00000.{name}").read_bytes()
+    for changed in (b"", data[:-1], data + b"\0"):
+        forged(prepared, name, changed)
+        with pytest.raises(InputError, match=rf"{name}: {len(changed)} bytes do not fit 6 documents of \d+ tokens"):
+            opened(prepared)
+    forged(prepared, "offsets", b"", documents=0)
+    with pytest.raises(InputError, match=r"shards\.0\.documents: .*; the manifest is damaged"):
+        opened(prepared)
+
+
+@pytest.mark.parametrize("change", [lambda o: o + 1, lambda o: o[::-1], lambda o: np.where(o == o[2], o[1], o)])
+def test_offsets_that_are_no_borders_are_refused(prepared: Path, change):
+    forged(prepared, "offsets", change(np.fromfile(prepared / "shard-00000.offsets", dtype="<i8")).tobytes())
+    with pytest.raises(InputError, match=r"shard-00000\.offsets: does not fit the tokens of shard-00000"):
+        opened(prepared)
+
+
+def test_counts_of_the_manifest_are_checked(prepared: Path):
+    side = json.loads((prepared / "manifest.json").read_text())["training"]
+    edited(prepared, training=side | {"tokens": side["tokens"] + 1})
+    with pytest.raises(InputError, match="its counts of tokens are not those of the shards; prepare the shards again"):
+        opened(prepared)
+
+
+def test_more_shards_than_files_a_process_may_open(tmp_path: Path, corpus: str):
+    Path(corpus).write_text("\f".join(f"a tiny document {number}" for number in range(OPEN + 40)))
+    manifest = prepare(corpus, tmp_path / "many", tokenizer(), shard_tokens=1)
+    assert len(manifest.shards) == OPEN + 40
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + OPEN + 20, limits[1]))
+    try:
+        training, validation = opened(tmp_path / "many")
+        seen = Counter(tokenizer().decode(document) for store in (training, validation) for document in store)
+        batch = Packer(training, 8, training.tokens // 8).take(8, training.tokens // 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert seen == Counter(f"a tiny document {number}" for number in range(OPEN + 40))
+    assert np.bincount(batch.ids.ravel())[0] >= len(training) - 8
+
+
+def test_shards_that_vanish_during_a_run_are_told(prepared: Path):
+    training, _ = opened(prepared)
+    store = TokenStore(
+        [Part(MappedNumbers(prepared / "shard-00000.tokens", np.dtype("<u2"), 9, mapping()), np.arange(3))]
+    )
+    (prepared / "shard-00000.tokens").unlink()
+    assert len(training[0]) == training.lengths[0]  # mapped at the start
+    with pytest.raises(UndertowError, match=r"shard-00000\.tokens: was there at the start and cannot be read any more"):
+        store.read(0, 0, 1)
 
 
 def test_a_manifest_that_is_no_json_is_refused(prepared: Path):
@@ -261,7 +338,7 @@ def test_a_file_name_that_is_no_text(tmp_path: Path):
 def test_bad_input_on_the_way_leaves_nothing(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n' * 100 + '{"text": 3}\n')
-    with pytest.raises(InputError, match="line 101: expected an object"):
+    with pytest.raises(InputError, match="line 101: the field 'text' must be a string"):
         prepare(str(path), tmp_path / "out", tokenizer(), shard_tokens=20)
     assert [found.name for found in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -286,6 +363,18 @@ def test_what_a_killed_process_left_is_removed_and_a_living_one_is_respected(cor
             prepare(corpus, tmp_path / "out", tokenizer())
         assert fresh.is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nx/..", "is not the name of a new directory"), ("x" * 300, r"cannot be made \(File name too long\)")],
+)
+def test_a_name_that_no_directory_can_have_is_refused(corpus: str, tmp_path: Path, name: str, message: str):
+    with pytest.raises(InputError, match=message):
+        prepare(corpus, tmp_path / name, tokenizer())
+    with pytest.raises(InputError, match="neither shipped"):
+        prepare("x" * 300, tmp_path / "out", tokenizer())
+    assert os.listdir(tmp_path) == ["corpus.txt"]
 
 
 def test_a_place_that_cannot_be_written_is_told(corpus: str, tmp_path: Path):

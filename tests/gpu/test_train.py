@@ -89,7 +89,7 @@ def test_a_skipped_step_changes_nothing():
     steps.step()
     before = {name: tensor.clone() for name, tensor in steps.model.state_dict().items()}
     entry = steps.step()
-    assert entry["train/skipped_parameter"] == "layers.1.attn.wo_a.weight (its gradient)"
+    assert entry["train/skipped_for"] == "layers.1.attn.wo_a.weight (its gradient)"
     assert all(torch.equal(tensor, before[name]) for name, tensor in steps.model.state_dict().items())
     assert steps.step()["train/grad_norm"] > 0
 

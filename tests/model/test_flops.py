@@ -108,3 +108,19 @@ def test_import_loads_no_torch():
     probe = "import sys, undertow.model.flops; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_dense_attention_meets_every_visible_entry():
+    config = ModelConfig.from_preset("v4-tiny")
+    sparse, dense = (layer_flops(config, 1, 512, dense=each) for each in (False, True))
+    pairs = sum((t + 1) // 4 - min((t + 1) // 4, config.index_topk) for t in range(512))
+    assert dense["scores"] - sparse["scores"] == 4 * config.num_attention_heads * config.head_dim * pairs
+    assert {k: v for k, v in dense.items() if k != "scores"} == {k: v for k, v in sparse.items() if k != "scores"}
+    assert layer_flops(config, 1, 512, dense=True, reported=True) == layer_flops(config, 1, 512, reported=True)
+
+
+def test_an_indexer_that_rests_beside_dense_attention_does_nothing():
+    config = ModelConfig.from_preset("v4-tiny")
+    step = step_flops(config, 512, 512, frozen_indexer=True, dense=True)
+    assert step.algorithmic["indexer"].total == 0
+    assert step_flops(config, 512, 512, frozen_indexer=True).algorithmic["indexer"].forward > 0

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from undertow.report.page import Row
 from undertow.report.quickstart import quickstart_page
 
 FIGURES = {
@@ -13,19 +14,26 @@ FIGURES = {
     "nats_per_byte": 1.6604,
     "words": {"sampled": 1000, "known": 710, "distinct": 321},
     "resumed": "Killed after step 3 & resumed.",
-    "parameters": {"total": 1992060, "routed_experts": 589824},
+    "parameters": {"total": 1992060, "active": 1001005, "routed_experts": 589824},
     "samples": ["HAMLET:\n<script>alert('$verdict')</script> & more"],
 }
 METRICS = [
     {
         **{"step": n, "tokens": 2048 * n, "train/lm_loss": loss, "moe/load_max": 2.0, "moe/load_min": 0.5},
         **{"train/tokens_per_second": rate, "train/tflops_algorithmic": 0.25, "memory/peak_bytes": 3 * 2**29},
+        "train/lr": 0.5,
         **extra,
     }
     for n, loss, rate, extra in (
         (1, 8.0, 100.0, {}),
-        (2, None, 2048.0, {"train/skipped": 1}),
-        (3, 6.0, 4000.0, {"train/skipped": 1, "eval/loss": 7.0, "eval/indexer_recall": 0.75, "train/mtp_loss": 7.5}),
+        (2, None, 2048.0, {"train/skipped": 1, "train/balance_loss": 1.25}),
+        (
+            *(3, 6.0, 4000.0),
+            {
+                **{"train/skipped": 1, "train/mtp_loss": 7.5, "train/balance_loss": None},
+                **{"eval/loss": 7.0, "eval/nats_per_byte": 2.3, "eval/indexer_recall": 0.75},
+            },
+        ),
     )
 ]
 
@@ -40,16 +48,18 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.seen.add(tag)
         self.links += [value for name, value in attrs if name in ("src", "href", "srcset", "xlink:href")]
-        if tag not in ("meta", "path", "polyline"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag not in ("path", "polyline"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.add(tag)
 
 
 def test_page():
-    page = quickstart_page(FIGURES, METRICS)
+    page = quickstart_page(FIGURES, METRICS, [Row("seed", "7")])
     tags = Tags()
     tags.feed(page)
     assert tags.open == [] and tags.links == [] and "script" not in tags.seen
@@ -58,6 +68,9 @@ def test_page():
     rows = {"the model": "1.660", "byte bigram frequencies": "2.447", "tokens per second, median of the steps": "2,048"}
     for name, value in {**rows, "routed experts": "589,824"}.items():
         assert f"<td>{name}</td><td>{value}</td>" in page
+    assert "<td>seed</td><td>7</td>" in page
+    assert "<td>active<small>Those whose values one token meets" in page
+    assert "Over all held-out text. What the run measured on its way is over a sample of it" in page
     assert "better than the frequencies" in page
     assert "710 of 1,000 sampled words" in page and "321 of these are distinct" in page
     assert "Killed after step 3 &amp; resumed." in page

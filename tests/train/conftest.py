@@ -35,7 +35,7 @@ def recipe(text: Path) -> Callable[..., Resolved]:
             *("model.num_hidden_layers=3", "model.compress_ratios=[0,4,8,0]", "train.warmup_steps=2"),
             *(f'data.corpus="{text / "corpus.jsonl"}"', f'data.tokenizer="{text}"', "data.validation_fraction=0.2"),
             *("train.steps=4", "train.batch_size=2", "train.sequence_length=48", "train.log_every=2"),
-            *("train.eval_every=2", "train.eval_batches=1", "train.checkpoint_every=2"),
+            *("train.eval_every=2", "train.eval_sequences=1", "train.checkpoint_every=2"),
         )
         return resolve(None, [*base, *overrides], {})
 

@@ -24,7 +24,7 @@ def words(disk: Path, steps: int) -> list[str]:
         *("train", str(disk / "recipe.yaml"), f"train.steps={steps}", f'out="{disk / "run"}"', "--resume", "auto"),
         *("device=cpu", "model=v4-debug", f"model.vocab_size={VOCABULARY}", "model.num_hidden_layers=3"),
         *("model.compress_ratios=[0,4,8,0]", f'data.corpus="{disk / "corpus.txt"}"', f'data.tokenizer="{disk}"'),
-        *("data.validation_fraction=0.3", "train.batch_size=1", "train.sequence_length=40", "train.eval_batches=1"),
+        *("data.validation_fraction=0.3", "train.batch_size=1", "train.sequence_length=40", "train.eval_sequences=1"),
         *("train.checkpoint_every=2", "train.decay_fraction=0"),
     ]
 

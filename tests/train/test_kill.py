@@ -48,7 +48,7 @@ def recipe(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"corpus": str(text / "corpus.jsonl"), "tokenizer": str(text), "validation_fraction": 0.2},
         "train": {
             **{"steps": STEPS, "batch_size": 2, "sequence_length": 48, "warmup_steps": 4, "decay_fraction": 0.0},
-            **{"eval_every": 7, "eval_batches": 1, "checkpoint_every": 3, "checkpoint_keep": KEEP, "log_every": 1},
+            **{"eval_every": 7, "eval_sequences": 1, "checkpoint_every": 3, "checkpoint_keep": KEEP, "log_every": 1},
         },
         "device": "cpu",
     }

@@ -10,7 +10,7 @@ from tests.model.small import small_config
 from undertow.checkpoint.training import Progress
 from undertow.config.errors import UndertowError
 from undertow.config.training import IndexerConfig, TrainConfig
-from undertow.data.packing import Packer
+from undertow.data.packing import IGNORED, Batch, Packer
 from undertow.data.store import TokenStore
 from undertow.model.build import build_model
 from undertow.model.flops import flops_per_token
@@ -43,7 +43,14 @@ def test_metrics_of_a_step():
     first, second = steps.step(), steps.step()
     assert list(first) == [
         *("step", "tokens", "time", "train/loss", "train/lm_loss", "train/mtp_loss", "train/balance_loss"),
-        *("train/indexer_loss", "train/grad_norm", "train/lr", "train/batch_size", "train/sequence_length"),
+        *(
+            "train/indexer_loss",
+            "train/grad_norm",
+            "train/indexer_grad_norm",
+            "train/lr",
+            "train/batch_size",
+            "train/sequence_length",
+        ),
         *("train/skipped", "moe/load_max", "moe/load_min", "moe/dropped_share", "memory/peak_bytes"),
         *("train/tokens_per_second", "train/tflops_algorithmic", "train/tflops_reported"),
     ]
@@ -54,7 +61,7 @@ def test_metrics_of_a_step():
     assert first["train/loss"] == pytest.approx(parts + 0.01 * learned * first["train/balance_loss"], rel=1e-6)
     assert 0 <= first["moe/load_min"] < 1 < first["moe/load_max"] <= CONFIG.n_routed_experts
     assert first["moe/dropped_share"] == 0.0 and first["memory/peak_bytes"] > 2**26
-    both = flops_per_token(CONFIG, 40)
+    both = flops_per_token(CONFIG, 40)  # sparse from the first step
     told = first["train/tflops_algorithmic"], first["train/tflops_reported"]
     assert told[1] / told[0] == pytest.approx(both[1] / both[0], rel=1e-2)
     assert told[0] == pytest.approx(both[0] * first["train/tokens_per_second"] / 1e12, rel=1e-2)
@@ -115,13 +122,21 @@ def test_in_its_warm_up_the_indexer_alone_learns():
 
 
 def test_gradients_are_clipped_before_the_update():
-    def norm_of(clip: float) -> float:
-        steps = trainer(gradient_clip=clip)
-        steps.step()
-        return float(torch.stack([p.grad.norm() for p in steps.model.parameters() if p.grad is not None]).norm())
+    def norms(clip: float, weight: float = 1.0) -> list[float]:
+        steps = trainer(dict(weight=weight), gradient_clip=clip)
+        told = steps.step()
+        found = []
+        for of_indexer in (False, True):
+            members = [p for name, p in steps.model.named_parameters() if (".indexer." in name) is of_indexer]
+            found.append(float(torch.stack([p.grad.norm() for p in members]).norm()))
+        return [*found, told["train/grad_norm"], told["train/indexer_grad_norm"]]
 
-    assert norm_of(1e-3) == pytest.approx(1e-3, rel=1e-4)
-    assert norm_of(1e3) > 0.1
+    assert norms(1e-3)[:2] == pytest.approx([1e-3, 1e-3], rel=1e-4)
+    main, indexer, *told = norms(1e3)
+    assert main > 0.1 and [main, indexer] == pytest.approx(told, rel=1e-5)
+    # The indexer's loss has a gradient of its own, and so a bound of its own.
+    heavy = norms(1e3, weight=100.0)
+    assert heavy[0] == pytest.approx(main, rel=1e-5) and heavy[1] == pytest.approx(100 * indexer, rel=1e-4)
 
 
 def spoiled(steps: Trainer, at: set[int]) -> Trainer:
@@ -147,13 +162,13 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_named():
     entry = steps.step()
     after = everything(steps)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert entry["train/skipped_parameter"] == "layers.1.attn.wo_a.weight (its gradient)"
+    assert entry["train/skipped_for"] == "layers.1.attn.wo_a.weight (its gradient)"
     assert entry["train/grad_norm"] is None and entry["train/lm_loss"] > 0
     assert (entry["step"], entry["tokens"], entry["train/skipped"]) == (2, 80, 1)
     assert steps.progress.cursor != cursor
     json.dumps(entry, allow_nan=False)
     told = [steps.step() for _ in range(2)]
-    assert [e["train/skipped"] for e in told] == [1, 2] and "train/skipped_parameter" not in told[0]
+    assert [e["train/skipped"] for e in told] == [1, 2] and "train/skipped_for" not in told[0]
     assert (steps.progress.skipped, steps.progress.skipped_in_row) == (2, 1)
 
 
@@ -175,6 +190,33 @@ def test_what_was_skipped_before_a_resumption_counts():
     again = spoiled(trainer(skip_limit=2, progress=first.progress), {2})
     with pytest.raises(UndertowError, match="2 steps in a row"):
         again.step()
+
+
+def unlearned(steps: Trainer, at: int) -> Trainer:
+    """Takes the labels from the batch of the step `at`."""
+    take = steps._packer.take
+
+    def without(rows: int, length: int) -> Batch:
+        batch = take(rows, length)
+        if steps.progress.step + 1 == at:
+            batch.labels[:] = IGNORED
+        return batch
+
+    steps._packer.take = without  # type: ignore[method-assign]
+    return steps
+
+
+def test_a_batch_in_which_nothing_is_learned_is_skipped():
+    steps = unlearned(trainer(), 2)
+    steps.step()
+    before = everything(steps)
+    entry = steps.step()
+    after = everything(steps)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert entry["train/lm_loss"] is None and entry["train/skipped_for"].startswith("no token of its batch is learned")
+    assert steps.step()["train/lm_loss"] > 0
+    with pytest.raises(UndertowError, match=r"no token of its batch is learned: .* lengthen train\.sequence_length"):
+        unlearned(trainer(skip_limit=1), 1).step()
 
 
 def test_a_weight_that_is_not_finite_stops_the_run_at_once():

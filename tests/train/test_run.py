@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from undertow.config.errors import InputError
+from undertow.config.errors import InputError, UndertowError
 from undertow.config.resolve import resolve
 from undertow.train.metrics import MetricsFile, read_metrics
 from undertow.train.run import RunDirectory
@@ -35,7 +35,7 @@ def test_a_file_or_foreign_directory_is_refused(tmp_path):
 
 def test_a_run_is_refused_without_resume_and_begun_again_with_it(tmp_path, recipe):
     run = RunDirectory(tmp_path / "run")
-    run.describe(recipe(tmp_path / "run"), {}, torch.device("cpu"))
+    run.describe(recipe(tmp_path / "run"), {}, torch.device("cpu"), 0)
     with pytest.raises(InputError, match=r"holds a run \(no checkpoint yet\); go on with --resume auto"):
         claimed(run.path)
     assert claimed(run.path, resume=True) is None
@@ -50,7 +50,7 @@ def test_one_killed_before_it_described_itself_is_begun_anew(tmp_path):
 def test_a_run_at_work_is_refused_with_its_process(tmp_path, recipe):
     run = RunDirectory(tmp_path / "run")
     with run.claim(resume=False):
-        run.describe(recipe(run.path), {}, torch.device("cpu"))
+        run.describe(recipe(run.path), {}, torch.device("cpu"), 0)
         with pytest.raises(InputError, match=rf"run: process {os.getpid()} on \S+ is at work there; .*out=DIR"):
             claimed(run.path, resume=True)
     assert claimed(run.path, resume=True) is None
@@ -68,7 +68,7 @@ def test_an_event_after_a_torn_line_stands_on_its_own(tmp_path):
 
 def test_description(tmp_path, recipe):
     run = RunDirectory(tmp_path / "run")
-    run.describe(recipe(tmp_path / "run", "train.steps=5"), {"versions": {"torch": "1"}}, torch.device("cpu"))
+    run.describe(recipe(tmp_path / "run", "train.steps=5"), {"versions": {"torch": "1"}}, torch.device("cpu"), 0)
     again = resolve(run.path / "config.yaml", [], {})
     assert again.config == recipe(tmp_path / "run", "train.steps=5").config
     environment = json.loads((run.path / "environment.json").read_text())
@@ -78,6 +78,47 @@ def test_description(tmp_path, recipe):
     run.note("finished")
     lines = (run.path / "events.log").read_text().splitlines()
     assert [line.split("  ")[1] for line in lines] == ["started", "finished"]
+
+
+def test_a_configuration_that_changes_on_the_way_is_kept(tmp_path, recipe):
+    run = RunDirectory(tmp_path / "run")
+    for step, change in ((0, "train.steps=5"), (3, "train.steps=5"), (4, "train.steps=9")):
+        run.describe(recipe(run.path, change), {}, torch.device("cpu"), step)
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        *("config.until-step-4.yaml", "config.yaml", "environment.json")
+    ]
+    assert resolve(run.path / "config.until-step-4.yaml", [], {}).config.train.steps == 5
+    assert resolve(run.path / "config.yaml", [], {}).config.train.steps == 9
+
+
+@pytest.mark.parametrize("change", ["removed", "renamed"])
+def test_metrics_of_a_directory_that_went_away_are_an_error(tmp_path, change):
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    metrics = MetricsFile(path, 0)
+    metrics.write({"step": 1})
+    if change == "removed":
+        path.unlink()
+    else:
+        path.parent.rename(tmp_path / "other")
+    with pytest.raises(UndertowError, match=r"metrics\.jsonl: was removed or renamed while the run is at work"):
+        metrics.write({"step": 2})
+    metrics.close()
+
+
+@pytest.mark.parametrize(("lines", "step"), [("1 1", 1), ("1 3 2", 2), ("-5", -5), ("0", 0), ("9" * 400, "9" * 400)])
+def test_steps_that_do_not_ascend_name_their_line(tmp_path, lines, step):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {n}}}\n' for n in lines.split()))
+    with pytest.raises(InputError, match=rf"line {len(lines.split())}: damaged: step {step} after step"):
+        list(read_metrics(path))
+
+
+def test_a_whole_last_line_without_its_end_counts(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    MetricsFile(path, 2).close()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_metrics_keep_each_step_once(tmp_path):

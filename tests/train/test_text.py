@@ -11,14 +11,14 @@ from tests.engine.bytelevel import tokenizer
 from undertow.config.errors import ConfigError, InputError
 from undertow.config.model import ModelConfig
 from undertow.config.resolve import resolve
-from undertow.config.training import DataConfig, TrainConfig
+from undertow.config.training import DataConfig
 from undertow.data.packing import IGNORED, Packer
 from undertow.data.prepare import prepare
 from undertow.data.tokenizer import Tokenizer
 from undertow.train.text import read_text, tokenizer_for
 
 TINY = ModelConfig.from_preset("v4-tiny")
-SETTINGS = TrainConfig(batch_size=2, sequence_length=16)
+WIDE = ModelConfig.from_preset("v4-tiny", vocab_size=4096)
 
 
 @pytest.fixture
@@ -65,21 +65,31 @@ def test_a_tokenizer_is_a_directory_or_a_file(tmp_path: Path):
 
 def test_held_out_text_is_the_same_each_time_and_none_of_it_is_trained_on(corpus: str):
     data = DataConfig(corpus=corpus, validation_fraction=0.2)
-    text = read_text(data, TINY)
+    text = read_text(data, TINY, keep_text=True)
     assert {d.name for d in text.training} & {d.name for d in text.validation} == set()
     assert len(text.training_ids) == len(text.training) == 12 - len(text.validation)
-    every = list(text.held_out(SETTINGS))
+    every = list(text.held_out(2, 16))
     assert sum(batch.ids.size for batch in every) == sum(map(len, text.validation_ids))
-    assert [b.ids.tolist() for b in text.held_out(SETTINGS, 2)] == [b.ids.tolist() for b in every[:2]]
-    assert np.array_equal(read_text(data, TINY).validation_ids[0], text.validation_ids[0])
+    assert [b.ids.tolist() for b in text.held_out(2, 16, 4)] == [b.ids.tolist() for b in every[:2]]
+    rows = [row for batch in every for row in batch.labels.tolist()]
+    for height, sequences in ((2, 1), (2, 3), (3, 4), (9, 2), (2, len(rows)), (2, len(rows) + 7)):
+        found = list(text.held_out(height, 16, sequences))
+        assert [row for batch in found for row in batch.labels.tolist()] == rows[:sequences]
+        assert all(b.ids.shape == b.labels.shape == b.segment_ids.shape and 0 < len(b.ids) <= height for b in found)
+    again = read_text(data, TINY)
+    assert (again.training, again.validation) == ([], [])
+    for mine, theirs in ((again.training_ids, text.training), (again.validation_ids, text.validation)):
+        assert [again.tokenizer.decode(ids) for ids in mine] == [document.text for document in theirs]
 
 
 def test_shards_are_the_same_data_without_the_text(corpus: str, shards: str):
-    text, held = (read_text(DataConfig(corpus=each, validation_fraction=0.2), TINY) for each in (corpus, shards))
+    text, held = (
+        read_text(DataConfig(corpus=each, validation_fraction=0.2), TINY, keep_text=True) for each in (corpus, shards)
+    )
     assert (held.training, held.validation) == ([], [])
     for mine, theirs in ((held.training_ids, text.training_ids), (held.validation_ids, text.validation_ids)):
         assert [ids.tolist() for ids in mine] == [ids.tolist() for ids in theirs]
-    batches = [list(each.held_out(SETTINGS, 3)) for each in (text, held)]
+    batches = [list(each.held_out(2, 16, 6)) for each in (text, held)]
     assert all(np.array_equal(a.labels, b.labels) for a, b in zip(*batches, strict=True))
 
 
@@ -90,7 +100,7 @@ def test_shards_are_the_same_data_without_the_text(corpus: str, shards: str):
         ({"kind": "chat"}, "data.kind chat: the shards of .* are of kind text"),
         (
             {"tokenizer": "bpe-4096"},
-            "bpe-4096: is not the tokenizer of the shards in .*; set data.tokenizer=.*tokenizer",
+            "bpe-4096: is not the tokenizer of the shards in .*; set data.tokenizer=small-bpe, which is theirs here",
         ),
     ],
 )
@@ -101,9 +111,64 @@ def test_shards_of_another_kind_division_or_tokenizer_are_refused(shards: str, c
         read_text(data, model)
 
 
-def test_the_mend_for_another_tokenizer_works(shards: str):
-    data = DataConfig(corpus=shards, validation_fraction=0.2, tokenizer=f"{shards}/tokenizer")
-    assert len(read_text(data, TINY).training_ids) > 0
+@pytest.mark.parametrize("vocabulary", [2048, 4096])
+def test_shards_bring_their_tokenizer(shards: str, vocabulary: int):
+    model = TINY.model_copy(update={"vocab_size": vocabulary})
+    for name in ("small-bpe", "bpe-2048", f"{shards}/tokenizer"):
+        text = read_text(DataConfig(corpus=shards, validation_fraction=0.2, tokenizer=name), model)
+        assert text.tokenizer.vocab_size == 2048 and len(text.training_ids) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"vocab_size": 2047},
+            "the 2048 entries of its .* vocab_size 2047; prepare it again with --tokenizer and a smal",
+        ),
+        ({"eos_token_id": 7}, "data.corpus .*shards: begin and end tokens are 0 and 1, .* are 0 and 7"),
+    ],
+)
+def test_shards_whose_tokenizer_does_not_fit_the_model_are_refused(shards: str, changes: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        read_text(DataConfig(corpus=shards, validation_fraction=0.2), TINY.model_copy(update=changes))
+
+
+def test_the_mend_for_shards_of_a_larger_vocabulary(corpus: str, tmp_path: Path):
+    prepare(corpus, tmp_path / "wide", Tokenizer.from_name("bpe-4096"))
+    with pytest.raises(
+        InputError, match=r"4096 entries .* vocab_size 2048; prepare it again with --tokenizer bpe-2048$"
+    ):
+        read_text(DataConfig(corpus=str(tmp_path / "wide")), TINY)
+
+
+def test_a_changed_tokenizer_of_shards_is_refused(shards: str):
+    Tokenizer.from_name("bpe-4096").save(Path(shards) / "tokenizer")
+    with pytest.raises(InputError, match="tokenizer: is not the tokenizer of these shards; prepare them again"):
+        read_text(DataConfig(corpus=shards, validation_fraction=0.2), WIDE)
+
+
+def test_a_model_that_is_tuned_keeps_its_tokenizer(corpus: str, shards: str, tmp_path: Path):
+    """The model has room for bpe-4096, but learned with bpe-2048."""
+    Tokenizer.from_name("bpe-2048").save(tmp_path / "model")
+    model = str(tmp_path / "model")
+    for source in (corpus, shards):
+        for name in ("small-bpe", "bpe-2048", model):
+            data = DataConfig(corpus=source, validation_fraction=0.2, tokenizer=name)
+            assert read_text(data, WIDE, model).tokenizer.vocab_size == 2048
+    with pytest.raises(
+        InputError, match=r"data.tokenizer bpe-4096: is not .* in .*model; set data.tokenizer=small-bpe"
+    ):
+        read_text(DataConfig(corpus=corpus, tokenizer="bpe-4096"), WIDE, model)
+    Tokenizer.from_name("bpe-4096").save(model)
+    with pytest.raises(
+        InputError, match=r"another tokenizer than the model in .*model; prepare .* --tokenizer .*model"
+    ):
+        read_text(DataConfig(corpus=shards, validation_fraction=0.2), WIDE, model)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    assert tokenizer_for("bpe-2048", WIDE, model).vocab_size == 2048
+    assert tokenizer_for("small-bpe", WIDE, model).vocab_size == 4096
+    assert tokenizer_for("small-bpe", WIDE, "x" * 300).vocab_size == 4096
 
 
 def test_conversations_teach_answers_alone(tmp_path: Path):

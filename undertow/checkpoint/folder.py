@@ -40,9 +40,7 @@ def publish(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer | None) -> Pa
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             _sweep(folder, _WRITING)
-        raise UndertowError(
-            f"{target}: the checkpoint cannot be written ({error}); the one before it is intact"
-        ) from error
+        raise UndertowError(f"{target}: the checkpoint cannot be written ({error}); earlier ones are intact") from error
     with suppress(OSError):  # the next one tries again, and tells
         _sweep(folder, _WRITING, _PREVIOUS)
     return target

@@ -42,9 +42,7 @@ def take_snapshot(model: Transformer, optimizer: torch.optim.Optimizer, progress
     weights, moments = model.state_dict(), optimizer_tensors(model, optimizer)
     for name, tensor in (*weights.items(), *moments.items()):
         if not all_finite(tensor):
-            raise UndertowError(
-                f"{target}: {name} is not finite; no checkpoint is written, the one before it is intact"
-            )
+            raise UndertowError(f"{target}: {name} is not finite; no checkpoint is written, earlier ones are intact")
     return Snapshot(model.config, compute_dtype(model), _copied(weights), _copied(moments), progress)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from undertow.config.errors import InputError
+from undertow.config.errors import ConfigError, InputError
+from undertow.config.scalars import typed
 
 if TYPE_CHECKING:
     from undertow.data.prepare import Preparation
@@ -46,7 +49,7 @@ def prepare(
     target: Annotated[str, typer.Argument(metavar="DST", help="New directory for the shards; data.corpus of a run.")],
     tokenizer: Annotated[
         str, typer.Option(help="Shipped tokenizer (bpe-2048, bpe-4096), directory with tokenizer.json, or such a file.")
-    ] = "bpe-4096",
+    ] = "bpe-2048",
     kind: Annotated[
         Kind, typer.Option(help="text: every token is learned; chat: prompts and responses, responses alone are.")
     ] = Kind.text,
@@ -65,10 +68,11 @@ def prepare(
     """
     if not target:
         raise InputError("DST is empty: name a new directory")
+    from undertow.cli.signals import terminable
     from undertow.data.prepare import prepare as prepare_shards
     from undertow.data.tokenizer import Tokenizer
 
-    with _progress() as watch:
+    with terminable(), _progress() as watch:
         manifest = prepare_shards(
             source,
             Path(target),
@@ -84,6 +88,17 @@ def prepare(
     for name, side in sides:
         print(f"{name}: {side.documents:,} documents, {side.bytes:,} bytes of text, {side.tokens:,} tokens")
     print(f"{len(manifest.shards)} shard(s) of {manifest.dtype} in {target}")
+    words = (_word("data.corpus", target), f"data.kind={kind.value}", f"data.validation_fraction={validation_fraction}")
+    print(f"train on them: undertow train RECIPE {' '.join(words)}")
+
+
+def _word(key: str, text: str) -> str:
+    """An override as a shell takes it, quoted where YAML would read the text as something else."""
+    try:
+        plain = typed(text, key) == text
+    except ConfigError:
+        plain = False
+    return shlex.quote(f"{key}={text if plain else json.dumps(text, ensure_ascii=False)}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`undertow train`: pretraining from a recipe."""
+"""`undertow train`: pretraining and fine-tuning from a recipe."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from undertow.cli.config import Overrides
+from undertow.cli.signals import terminable
 from undertow.cli.threads import patient_threads
 
 
@@ -34,7 +35,11 @@ def train(
         typer.Option(help="auto goes on from the latest checkpoint in the run directory, or begins if there is none."),
     ] = Resume.never,
 ) -> None:
-    """Pretrain as a recipe says; configuration, metrics and checkpoints go into its run directory (out=DIR)."""
+    """Pretrain, or fine-tune on prompts and responses, as a recipe says.
+
+    Configuration, metrics and checkpoints go into its run directory (out=DIR). `undertow config show RECIPE` lists
+    every key. Ctrl-C and SIGTERM write a checkpoint and end with code 130.
+    """
     from undertow.config.resolve import resolve
 
     patient_threads()
@@ -44,10 +49,11 @@ def train(
     from undertow.train.progress import duration, reporter
 
     facts = examine()
-    outcome = pretrain(
-        resolved,
-        reporter(resolved.config.train.log_every),
-        resume=resume is Resume.auto,
-        facts={key: facts[key] for key in ("versions", "system", "torch_built_for", "devices")},
-    )
+    with terminable():
+        outcome = pretrain(
+            resolved,
+            reporter(resolved.config.train.log_every),
+            resume=resume is Resume.auto,
+            facts={key: facts[key] for key in ("versions", "system", "torch_built_for", "devices")},
+        )
     print(f"done: step {outcome.progress.step}, {outcome.progress.tokens:,} tokens, {duration(outcome.seconds)}")

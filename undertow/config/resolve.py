@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -19,6 +19,7 @@ from undertow.config.overrides import command_line, variables
 from undertow.config.paths import recipe_path
 from undertow.config.presets import PRESETS, nearest, preset
 from undertow.config.schema import RunConfig
+from undertow.config.section import Section
 from undertow.config.tracking import Tracked
 
 DEFAULT = "default"
@@ -42,11 +43,16 @@ class Resolved:
         return cast(RunConfig, self._view)
 
     def refuse_unread(self) -> None:
-        """Refuse to go on when somebody set a key that nothing has read through `tracked`.
+        """Refuse to go on when somebody gave a key a value of its own that nothing has read through `tracked`.
 
+        A default that is spelled out, as in the `config.yaml` of a run, asks for nothing and may stay unread.
         Raises `ConfigError` naming each such key and its source. Call it when all is built, before the first step.
         """
-        unread = [k for k, source in self.sources.items() if source != DEFAULT and not self._view.was_read(k)]
+        unread = [
+            key
+            for key, source in self.sources.items()
+            if source != DEFAULT and not self._view.was_read(key) and not _is_default(self.config, key)
+        ]
         if unread:
             listed = ", ".join(f"{key} ({self.sources[key]})" for key in unread)
             raise ConfigError(f"nothing in this run reads {listed}; remove what has no effect here")
@@ -87,3 +93,13 @@ def _preset_name(chosen: Entry) -> str:
         close = nearest(chosen.value, list(PRESETS)) if isinstance(chosen.value, str) else ""
         raise ConfigError(f"{chosen.source}: model.preset is {chosen.told()}{close}; allowed: {', '.join(PRESETS)}")
     return chosen.value
+
+
+def _is_default(config: RunConfig, key: str) -> bool:
+    """Whether a dotted key has the value that it would have had anyway."""
+    section: Any = config
+    *sections, name = key.split(".")
+    for each in sections:
+        section = getattr(section, each, None)
+    field = type(section).model_fields.get(name) if isinstance(section, Section) else None
+    return field is not None and not field.is_required() and getattr(section, name) == field.default

@@ -88,11 +88,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        for length in (self.train.sequence_length, *(n for _, n in self.train.sequence_length_schedule)):
+        lengths = {"train.sequence_length": [self.train.sequence_length]}
+        lengths["train.sequence_length_schedule"] = [tokens for _, tokens in self.train.sequence_length_schedule]
+        for key, length in ((key, max(values)) for key, values in lengths.items() if values):
             if length > self.model.max_position_embeddings:
                 raise ValueError(
-                    f"train.sequence_length {length} exceeds "
-                    f"model.max_position_embeddings {self.model.max_position_embeddings}"
+                    f"{key} {length} exceeds model.max_position_embeddings {self.model.max_position_embeddings}"
                 )
         if self.train.state_profile == "bf16" and self.numerics.dtype != "bfloat16":
             raise ValueError(

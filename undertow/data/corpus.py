@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from undertow.config.errors import InputError
-from undertow.data.records import HUB, RECORD_FILES, Reading, Record, corpus_files, file_records, hub_records
+from undertow.data.records import (
+    HUB,
+    RECORD_FILES,
+    Reading,
+    Record,
+    corpus_files,
+    file_records,
+    hub_records,
+    told_missing,
+)
 
 SHIPPED = {"plays": "plays.jsonl.xz"}
 TEXT_FILES = (".txt", *RECORD_FILES)
@@ -86,9 +95,14 @@ def _shipped(corpus: str, reading: Reading) -> Iterator[Document]:
 
 def _document(record: Record, text_field: str) -> Document:
     values, where = record.values, record.where
-    text = values.get(text_field) if isinstance(values, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(values, dict):
         raise InputError(f'{where}: expected an object with a string "{text_field}", as in {{"{text_field}": "To be"}}')
+    if text_field not in values:
+        raise InputError(f"{where}: {told_missing(text_field, list(values))}")
+    text = values[text_field]
+    if not isinstance(text, str):
+        told = "null" if text is None else f"a {type(text).__name__}"
+        raise InputError(f"{where}: the field {text_field!r} must be a string, it is {told}")
     given = values.get("name")
     name = record.place if given is None else given
     if not isinstance(name, str):

@@ -16,10 +16,9 @@ def split(
 ) -> tuple[list[Document], list[Document]]:
     """(training, validation): whole documents, disjoint, each part in corpus order and never empty.
 
-    Documents are drawn in an order fixed by `seed` and their content until they hold `validation_fraction` of the
-    bytes. A corpus of one document is cut in two at a line break instead. The shipped tokenizers learned from the
-    training part under the default arguments. Raises `InputError` if the fraction is not in (0, 1) or there is nothing
-    to divide.
+    Documents are drawn as `held_out` does, in an order fixed by `seed` and their content. A corpus of one document is
+    cut in two at a line break instead. The shipped tokenizers learned from the training part under the default
+    arguments. Raises `InputError` if the fraction is not in (0, 1) or there is nothing to divide.
     """
     check_fraction(validation_fraction)
     if len(documents) == 1:
@@ -41,8 +40,9 @@ def document_key(content: str, seed: int = 0) -> int:
 def held_out(keys: np.ndarray, sizes: np.ndarray, validation_fraction: float) -> np.ndarray:
     """Which documents are held out [N] bool, from their keys [N] uint64 and bytes [N] int64; neither side is empty.
 
-    Documents are drawn by ascending key until they hold the fraction of the bytes. Raises `InputError` for fewer than
-    two.
+    Documents are drawn by ascending key until they hold the fraction of the bytes. One that is larger than this
+    fraction and than the mean document is not drawn, so that no single one takes the corpus with it; where the others
+    hold less than the fraction, less is held out. Raises `InputError` for fewer than two.
     """
     check_fraction(validation_fraction)
     if len(keys) < 2:
@@ -50,9 +50,11 @@ def held_out(keys: np.ndarray, sizes: np.ndarray, validation_fraction: float) ->
             f"a corpus of {'one document' if len(keys) else 'no documents'} cannot be divided into training and "
             "validation: give at least two"
         )
-    order = np.argsort(keys, kind="stable")
-    enough = np.flatnonzero(np.cumsum(sizes[order]) >= validation_fraction * sizes.sum())
-    count = min(int(enough[0]) + 1 if len(enough) else len(keys), len(keys) - 1)  # the last one stays in training
+    wanted = validation_fraction * sizes.sum()
+    candidates = np.flatnonzero(sizes <= max(wanted, sizes.mean()))  # never none: one is at most the mean
+    order = candidates[np.argsort(keys[candidates], kind="stable")]
+    enough = np.flatnonzero(np.cumsum(sizes[order]) >= wanted)
+    count = min(int(enough[0]) + 1 if len(enough) else len(order), len(keys) - 1)  # the last one stays in training
     drawn = np.zeros(len(keys), dtype=bool)
     drawn[order[:count]] = True
     return drawn

@@ -11,12 +11,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from undertow.config.errors import InputError
+from undertow.data.tokenizer import Tokenizer
 
 MANIFEST, TOKENIZER, HELD_OUT = "manifest.json", "tokenizer", "held-out"
 FORMAT, VERSION = "undertow shards", 1
-_PIECE, _PIECES = 1 << 16, 16  # a sample: so many bytes at so many places of a file
+PIECE, PIECES = 1 << 16, 16  # a sample: so many bytes at so many places of a file
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Some = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class _Facts(BaseModel):
@@ -40,8 +42,8 @@ class ShardFacts(_Facts):
     """One shard: its documents and tokens, and its files. `learned` is there for kind chat."""
 
     name: str = Field(pattern=r"^shard-[0-9]{5,}$")
-    documents: Count
-    tokens: Count
+    documents: Some
+    tokens: Some
     files: dict[Literal["tokens", "offsets", "learned"], FileFacts]
 
 
@@ -52,6 +54,12 @@ class TokenizerFacts(_Facts):
     vocab_size: Count
     bos_id: Count
     eos_id: Count
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenizerFacts:
+        """Those of a tokenizer."""
+        facts = {name: getattr(tokenizer, name) for name in cls.model_fields}
+        return cls(**facts)
 
 
 class Side(_Facts):
@@ -98,7 +106,7 @@ class Manifest(_Facts):
             raise InputError(f"{path}: not JSON ({error}); prepare the shards again") from None
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise InputError(f"{path}: is no manifest of prepared shards (its format is not '{FORMAT}')")
-        if values.get("version") != VERSION:
+        if type(values.get("version")) is not int or values["version"] != VERSION:
             raise InputError(
                 f"{path}: shards of version {values.get('version')!r}, {VERSION} is read here; prepare them again"
             )
@@ -121,9 +129,9 @@ def file_digest(path: Path, sample: bool = False) -> str:
     digest, size = blake2b(digest_size=16), path.stat().st_size
     with path.open("rb") as file:
         if sample:
-            for piece in range(_PIECES):
-                file.seek(max(size - _PIECE, 0) * piece // (_PIECES - 1))
-                digest.update(file.read(_PIECE))
+            for piece in range(PIECES):
+                file.seek(max(size - PIECE, 0) * piece // (PIECES - 1))
+                digest.update(file.read(PIECE))
         else:
             while data := file.read(1 << 22):
                 digest.update(data)

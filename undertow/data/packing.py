@@ -74,7 +74,7 @@ class Packer:
         if self._cursor.fingerprint != fingerprint:
             raise InputError(
                 f"data cursor of fingerprint {self._cursor.fingerprint} does not belong to these documents and seed "
-                f"({fingerprint}): resume with the same corpus, kind, tokenizer and seed, or start without a cursor"
+                f"({fingerprint}): resume with the same data and seed, or begin a new run with out=DIR"
             )
         if not (0 <= self._cursor.epoch < 2**63 and 0 <= self._cursor.document < len(store)):
             raise _outside(self._cursor, store)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from undertow.config.errors import InputError
-from undertow.data.chat import encode_conversations, read_conversations
-from undertow.data.corpus import read_documents
-from undertow.data.division import check_fraction, cut, held_out
-from undertow.data.encoding import Example, encode_documents
+from undertow.data.division import check_fraction
+from undertow.data.examples import Kind, held_side, read_examples
 from undertow.data.manifest import HELD_OUT, MANIFEST, TOKENIZER, FileFacts, Manifest, Side, TokenizerFacts
+from undertow.data.prepared import is_prepared
 from undertow.data.records import HUB, Reading
 from undertow.data.shards import ShardWriter, new_directory, write_synced
 from undertow.data.tokenizer import Tokenizer
-
-Kind = Literal["text", "chat"]
 
 
 @dataclass
@@ -57,7 +52,9 @@ def prepare(
     keys, sizes, tokens = array("Q"), array("q"), array("q")  # of each document
     with new_directory(target) as fresh:
         with ShardWriter(fresh, tokenizer.vocab_size, kind == "chat", shard_tokens) as writer:
-            examples, alone = _examples(corpus, tokenizer, kind, text_field, split, validation_fraction, done.reading)
+            examples, parts = read_examples(
+                corpus, tokenizer, kind, text_field, split, validation_fraction, done.reading
+            )
             for example in examples:
                 writer.add(example)
                 keys.append(example.key)
@@ -67,13 +64,13 @@ def prepare(
                 done.tokens += len(example.ids)
                 done.bytes += example.size
                 watch(done)
-        drawn = np.array([False, True]) if alone else held_out(np.array(keys), np.array(sizes), validation_fraction)
+        drawn = held_side(keys, sizes, validation_fraction, parts)
         write_synced(fresh / HELD_OUT, np.flatnonzero(drawn).astype("<i8").tobytes())
         tokenizer.save(fresh / TOKENIZER)
         manifest = Manifest(
             kind=kind,
             corpus=corpus.encode("utf-8", "replace").decode(),  # a file name may be no UTF-8
-            tokenizer=_facts(tokenizer),
+            tokenizer=TokenizerFacts.of(tokenizer),
             dtype=writer.dtype.name,  # type: ignore[arg-type]
             validation_fraction=validation_fraction,
             training=_side(~drawn, np.array(tokens), np.array(sizes)),
@@ -89,7 +86,7 @@ def _check(corpus: str, kind: Kind, text_field: str, split: str, validation_frac
     check_fraction(validation_fraction)
     if shard_tokens < 1:
         raise InputError(f"shard_tokens {shard_tokens} must be at least 1")
-    if (Path(corpus) / MANIFEST).is_file():
+    if is_prepared(corpus):
         raise InputError(f"corpus '{corpus}' is a directory of prepared shards already")
     if split != "train" and not corpus.startswith(HUB):
         raise InputError(f"split '{split}': corpus '{corpus}' has no splits, only hf:NAME has; leave it out")
@@ -97,27 +94,5 @@ def _check(corpus: str, kind: Kind, text_field: str, split: str, validation_frac
         raise InputError(f"text_field '{text_field}': kind chat reads prompt and response, or messages; leave it out")
 
 
-def _facts(tokenizer: Tokenizer) -> TokenizerFacts:
-    return TokenizerFacts(
-        identity=tokenizer.identity,
-        vocab_size=tokenizer.vocab_size,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-    )
-
-
 def _side(chosen: np.ndarray, tokens: np.ndarray, sizes: np.ndarray) -> Side:
     return Side(documents=int(chosen.sum()), tokens=int(tokens[chosen].sum()), bytes=int(sizes[chosen].sum()))
-
-
-def _examples(
-    corpus: str, tokenizer: Tokenizer, kind: Kind, text_field: str, split: str, fraction: float, reading: Reading
-) -> tuple[Iterator[Example], bool]:
-    """The documents of a corpus, and whether they are the two parts of a single one."""
-    if kind == "chat":
-        return encode_conversations(read_conversations(corpus, split, reading), tokenizer), False
-    documents = read_documents(corpus, text_field, split, reading)
-    first, second = next(documents), next(documents, None)
-    if second is None:
-        return encode_documents(cut(first, fraction), tokenizer), True
-    return encode_documents(chain((first, second), documents), tokenizer), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +53,14 @@ def corpus_files(corpus: str, suffixes: Sequence[str], reading: Reading) -> list
     Raises `InputError` for what is missing or of another kind; hidden files, READMEs and licences are passed over.
     """
     path, told = Path(corpus), f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-    if corpus and path.is_dir():
+    if corpus and os.path.isdir(corpus):  # unlike Path.is_dir false for a name that is too long
         files = sorted(file for file in path.iterdir() if not file.name.startswith((".", "README", "LICENSE")))
         for file in files:
             if file.suffix not in suffixes or not file.is_file():
                 raise InputError(f"corpus '{corpus}': '{file.name}' is no {told} file; take it out of the directory")
         if not files:
             raise InputError(f"corpus '{corpus}': the directory holds no {told} file")
-    elif path.suffix in suffixes and not path.is_file():
+    elif path.suffix in suffixes and not os.path.isfile(corpus):
         raise InputError(f"corpus '{corpus}': there is no such file")
     elif path.suffix in suffixes:
         files = [path]
@@ -120,8 +121,9 @@ def _parquet_rows(path: Path, fields: Sequence[str], needed: Sequence[str], read
                     number += 1
                     yield Record(values, f"row {number}", f"corpus '{path}', row {number}")
                 reading.done = before + path.stat().st_size * number // max(file.metadata.num_rows, 1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"corpus '{path}', after row {number}: not readable as Parquet ({error})") from None
+    # The last two are of values that Python cannot hold, such as a date in the year 10,000.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise InputError(f"corpus '{path}', after row {number}: not readable as Parquet ({_line(error)})") from None
 
 
 def hub_records(
@@ -133,7 +135,7 @@ def hub_records(
     except ImportError:
         raise InputError(f"corpus '{corpus}': needs datasets; pip install \"undertow[data]\"") from None
     name = corpus.removeprefix(HUB)
-    name, _, config = (name, "", "") if Path(name).exists() else name.partition(":")
+    name, _, config = (name, "", "") if os.path.exists(name) else name.partition(":")
     number = 0
     try:
         if any((Path(name) / held).is_file() for held in ("dataset_dict.json", "state.json")):
@@ -150,14 +152,26 @@ def hub_records(
     except InputError:
         raise
     except Exception as error:  # the library raises its own, the network's and Python's
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"corpus '{corpus}', after row {number}: split '{split}' cannot be read by datasets ({told})"
+            f"corpus '{corpus}', after row {number}: split '{split}' cannot be read by datasets ({_line(error)})"
         ) from None
 
 
 def _columns(present: Sequence[str], fields: Sequence[str], needed: Sequence[str], where: str) -> list[str]:
     missing = [field for field in needed if field not in present]
     if missing:
-        raise InputError(f"{where}: there is no column '{missing[0]}'; it has {', '.join(present)}")
+        raise InputError(f"{where}: {told_missing(missing[0], present)}")
     return [field for field in dict.fromkeys(fields) if field in present]
+
+
+def told_missing(field: str, present: Sequence[str]) -> str:
+    """That the field of the text is missing, what there is instead, and how to name it."""
+    listed = ", ".join(map(repr, present[:8])) + (", ..." if len(present) > 8 else "")
+    return (
+        f"there is no field {field!r}; it has {listed or 'none'}; name the one that holds the text with "
+        "data.text_field, or --text-field of data prepare"
+    )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -26,7 +26,9 @@ def new_directory(target: Path) -> Iterator[Path]:
     Whatever a killed process left of an earlier attempt is removed. Raises `InputError` for a target that exists,
     cannot be made or is being made by another process, and `UndertowError` where writing fails. Nothing is left then.
     """
-    if target.exists() or target.is_symlink():
+    if target.name in ("", ".."):
+        raise InputError(f"{target}: is not the name of a new directory; give one")
+    if os.path.lexists(target):
         raise InputError(f"{target}: exists already; name a new directory, or remove this one")
     fresh = target.with_name(f".{target.name}.writing")
     lock_file = fresh.with_name(f"{fresh.name}.lock")

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import numpy as np
 
 from undertow.config.errors import InputError
+from undertow.data.mapped import MappedNumbers
 
 _HASHED = 1 << 20  # tokens hashed at once
 
@@ -21,9 +22,9 @@ class Part:
     `learned` [T] bool says which tokens a model is to predict; None is all of them.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | MappedNumbers
     offsets: np.ndarray
-    learned: np.ndarray | None = None
+    learned: np.ndarray | MappedNumbers | None = None
 
 
 class TokenStore:

@@ -51,9 +51,9 @@ class Tokenizer:
         """A shipped tokenizer by name, the `tokenizer.json` of a directory, or such a file itself."""
         if name in SHIPPED:
             return cls.from_name(name)
-        if Path(name).is_file():
+        if os.path.isfile(name):  # unlike Path.is_file false for a name that is too long
             return cls._from_file(Path(name))
-        if not Path(name).is_dir():
+        if not os.path.isdir(name):
             raise InputError(
                 f"tokenizer '{name}' is neither shipped ({', '.join(SHIPPED)}), nor a directory with a tokenizer.json, "
                 "nor such a file"

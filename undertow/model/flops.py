@@ -58,12 +58,15 @@ def _indexer(config: ModelConfig, length: int, reported: bool) -> int:
     return 2 * length * (query + d * heads + 4 * d * width) + 2 * heads * width * pairs
 
 
-def layer_flops(config: ModelConfig, layer: int, length: int, *, reported: bool = False) -> dict[str, int]:
+def layer_flops(
+    config: ModelConfig, layer: int, length: int, *, reported: bool = False, dense: bool = False
+) -> dict[str, int]:
     """Forward operations of one layer on one row of `length` tokens, by term; the MTP block is layer
     `num_hidden_layers`.
 
-    The gate of a hash layer is not counted, in either convention, nor are norms, rotary embedding, softmax, pooling,
-    Sinkhorn and the indexer's Hadamard matrix.
+    `dense`: CSA attends to every visible entry; the reported convention knows no such stage. The gate of a hash
+    layer is not counted, in either convention, nor are norms, rotary embedding, softmax, pooling, Sinkhorn and the
+    indexer's Hadamard matrix.
     """
     tokens = length * config.hc_mult if reported else length
     d, n, c = config.hidden_size, config.num_attention_heads, config.head_dim
@@ -73,7 +76,7 @@ def layer_flops(config: ModelConfig, layer: int, length: int, *, reported: bool 
     if kind == "csa" and reported:
         pairs += tokens * min(config.index_topk, tokens // ratio)
     elif kind != "swa":
-        pairs += _visible(tokens, ratio, config.index_topk if kind == "csa" else None)
+        pairs += _visible(tokens, ratio, config.index_topk if kind == "csa" and not dense else None)
     experts = 3 * d * config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
     gate = 0 if config.is_hash(layer) else d * config.n_routed_experts
     return {
@@ -86,13 +89,13 @@ def layer_flops(config: ModelConfig, layer: int, length: int, *, reported: bool 
     }
 
 
-def _row(config: ModelConfig, length: int, mtp: bool, reported: bool) -> dict[str, int]:
+def _row(config: ModelConfig, length: int, mtp: bool, reported: bool, dense: bool) -> dict[str, int]:
     """Forward operations of the whole model on one row."""
     d, streams = config.hidden_size, config.hc_mult
     blocks = config.num_nextn_predict_layers if mtp else 0
     row = dict.fromkeys(TERMS, 0)
     for layer in range(config.num_hidden_layers + blocks):
-        for term, work in layer_flops(config, layer, length, reported=reported).items():
+        for term, work in layer_flops(config, layer, length, reported=reported, dense=dense).items():
             row[term] += work
     row["mixers"] += 2 * length * (1 + blocks) * streams * streams * d  # head collapses
     row["mtp"] = blocks * 2 * length * 2 * d * d
@@ -101,20 +104,27 @@ def _row(config: ModelConfig, length: int, mtp: bool, reported: bool) -> dict[st
 
 
 def step_flops(
-    config: ModelConfig, sequence_length: int, tokens: int, *, frozen_indexer: bool = False, mtp: bool = True
+    config: ModelConfig,
+    sequence_length: int,
+    tokens: int,
+    *,
+    frozen_indexer: bool = False,
+    mtp: bool = True,
+    dense: bool = False,
 ) -> StepFlops:
     """Work of a step over `tokens` tokens in rows of `sequence_length`.
 
     Packed documents count by the length of their row, as if it were one document. `mtp` counts the MTP block, where the
     model has one, over whole rows, its projection of the trunk on one stream. A frozen indexer has no backward in the
-    algorithmic convention; the reported one, whose published run had it frozen, counts it all the same.
+    algorithmic convention, and nothing to do at all where attention is `dense`; the reported one, whose published run
+    had it frozen, counts it all the same.
     """
     rows = tokens / sequence_length
-    forward = {reported: _row(config, sequence_length, mtp, reported) for reported in (False, True)}
+    forward = {reported: _row(config, sequence_length, mtp, reported, dense) for reported in (False, True)}
 
     def work(term: str, reported: bool) -> Work:
-        ahead = forward[reported][term] * rows
         idle = term == "indexer" and frozen_indexer and not reported
+        ahead = 0.0 if idle and dense else forward[reported][term] * rows
         return Work(ahead, 0.0 if idle else 2 * ahead)
 
     algorithmic, published = ({term: work(term, reported) for term in TERMS} for reported in (False, True))
@@ -122,9 +132,14 @@ def step_flops(
 
 
 def flops_per_token(
-    config: ModelConfig, sequence_length: int, *, frozen_indexer: bool = False, mtp: bool = True
+    config: ModelConfig,
+    sequence_length: int,
+    *,
+    frozen_indexer: bool = False,
+    mtp: bool = True,
+    dense: bool = False,
 ) -> tuple[float, float]:
     """Operations of training per token, forward and backward: (algorithmic, reported). See `step_flops`."""
-    step = step_flops(config, sequence_length, 1, frozen_indexer=frozen_indexer, mtp=mtp)
+    step = step_flops(config, sequence_length, 1, frozen_indexer=frozen_indexer, mtp=mtp, dense=dense)
     algorithmic = sum(work.total for work in step.algorithmic.values())
     return algorithmic, sum(work.total for work in step.reported.values())

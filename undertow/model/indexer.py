@@ -36,6 +36,11 @@ class Reading(NamedTuple):
     keys: Rows
 
 
+def of_indexer(name: str) -> bool:
+    """Whether a parameter of that name in a model belongs to an indexer."""
+    return ".indexer." in name
+
+
 class Indexer(nn.Module):
     """Scores entries with its own small heads and keys, `sum_j w_j relu(q_j . k)`, and keeps the `index_topk` best.
 

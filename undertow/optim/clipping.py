@@ -11,9 +11,12 @@ from torch import Tensor, nn
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
     """Scale all gradients so that their global norm is at most `largest`; return the norm before, a float32 scalar.
 
+    Without any gradient the norm is 0.
     Gradients are left alone where the norm is not finite, so that `first_not_finite` can still name the culprit.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if bool(torch.isfinite(norm)) and float(norm) > largest:

@@ -28,7 +28,7 @@ def muon_step(
 
     `M <- momentum M + G`, `O = orthogonalise(momentum M + G)`, `W <- W (1 - lr weight_decay) - lr 0.18 sqrt(max(a, b))
     O` for each matrix `[a, b]` by itself. Matrices of one shape, or its transpose, are iterated on together. `dtype`
-    is the iteration's; None takes bfloat16 on a GPU and the momentum's own type elsewhere.
+    is the iteration's; None takes bfloat16 on a GPU and elsewhere float32, or the weights' own wider type.
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Part]] = defaultdict(list)
     for part, heights in parts:

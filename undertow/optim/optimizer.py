@@ -77,6 +77,26 @@ class MuonAdamW(torch.optim.Optimizer):
             for key, value in state_dict["state"].get(number, {}).items():
                 self.state[parameter][key] = value.to(parameter.device, copy=True) if value.dim() else value.clone()
 
+    def check_state(self) -> None:
+        """Raise `InputError` where the state of a parameter is that of another optimizer or profile."""
+        for group in self.param_groups:
+            moments = (MOMENTUM,) if group["algorithm"] == "muon" else MOMENTS
+            for parameter in group["params"]:
+                if self.state.get(parameter):
+                    self._refuse_foreign(parameter, self._kept(parameter, moments))
+
+    def _kept(self, parameter: nn.Parameter, moments: tuple[str, ...]) -> tuple[str, ...]:
+        return (*moments, _BESIDE[self._profile]) if parameter.dtype == torch.bfloat16 else moments
+
+    def _refuse_foreign(self, parameter: nn.Parameter, kept: tuple[str, ...]) -> None:
+        state = self.state[parameter]
+        if state.keys() - {"step"} != set(kept):
+            raise InputError(
+                f"optimizer state of {self._entries[parameter].name}: {', '.join(sorted(state))} where this optimizer "
+                f"keeps {', '.join(sorted(kept))}; go on with train.optimizer and train.state_profile as saved, or "
+                "give the run another directory with out=DIR"
+            )
+
     def _muon(self, group: dict[str, Any], active: list[nn.Parameter]) -> None:
         muon_step(
             [(self._part(parameter, (MOMENTUM,)), self._entries[parameter].heights) for parameter in active],
@@ -107,7 +127,7 @@ class MuonAdamW(torch.optim.Optimizer):
         assert parameter.grad is not None
         state, weight = self.state[parameter], parameter.detach()
         low = parameter.dtype == torch.bfloat16
-        kept = (*moments, _BESIDE[self._profile]) if low else moments
+        kept = self._kept(parameter, moments)
         if not state:
             moment = torch.float32 if low and self._profile == "fp32" else parameter.dtype
             state.update({key: torch.zeros_like(weight, dtype=moment) for key in moments})
@@ -115,9 +135,6 @@ class MuonAdamW(torch.optim.Optimizer):
                 state["step"] = torch.zeros(())  # stays on the host: reading it does not wait for a GPU
             if low:
                 state[kept[-1]] = weight.float() if self._profile == "fp32" else torch.zeros_like(weight).short()
-        elif state.keys() - {"step"} != set(kept):
-            raise InputError(
-                f"optimizer state of {self._entries[parameter].name}: {', '.join(sorted(state))} where this optimizer "
-                f"keeps {', '.join(sorted(kept))}; go on with train.optimizer and train.state_profile as saved"
-            )
+        else:
+            self._refuse_foreign(parameter, kept)
         return Part(weight, parameter.grad.contiguous(), {key: state[key] for key in kept})

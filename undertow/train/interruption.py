@@ -1,4 +1,4 @@
-"""Ctrl-C and a scheduler's SIGTERM as a question that the loop asks between two steps."""
+"""Ctrl-C, a scheduler's SIGTERM and a lost terminal as a question that the loop asks between two steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within the block the first SIGINT or SIGTERM only makes the yielded function return True.
+    """Within the block the first SIGINT, SIGTERM or SIGHUP only makes the yielded function return True.
 
     A SIGINT after that raises `KeyboardInterrupt` at once. A signal that was ignored stays so; the handlers are as
     before when the block ends. Outside the main thread, where Python delivers no signals, the answer is always False.

@@ -14,6 +14,7 @@ from undertow.checkpoint.training import Progress
 from undertow.config.errors import UndertowError
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.data.packing import Batch, Packer
+from undertow.model.indexer import of_indexer
 from undertow.model.transformer import Transformer
 from undertow.optim.clipping import clip_gradients, first_not_finite
 from undertow.train.balance import update_biases
@@ -27,17 +28,20 @@ _MEND = "no checkpoint of this step is written; lower train.learning_rate and go
 
 
 class Gradients(NamedTuple):
-    """What one batch gave: the total loss and its parts, the gradient's norm before clipping, experts' tokens."""
+    """What one batch gave: the total loss and its parts, gradient norms before clipping (the indexer's apart), how many
+    tokens experts got `[layers, E]`, and how many labels the main loss had."""
 
     loss: float
     parts: dict[str, float]
     norm: float
+    indexer_norm: float
     counts: Tensor
+    labels: int
 
     @property
     def finite(self) -> bool:
-        """Whether an update may be made from them."""
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
+        """Whether loss and gradients are."""
+        return all(map(math.isfinite, (self.loss, self.norm, self.indexer_norm)))
 
 
 class Trainer:
@@ -65,10 +69,9 @@ class Trainer:
             for parameter in model.parameters():
                 parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
 
-    @property
-    def stage(self) -> Stage:
-        """The settings of the step that comes next; after the last, those of the last."""
-        return stage_of(min(self.progress.step + 1, self.settings.steps), self.settings, self.indexer)
+    def stage(self, step: int) -> Stage:
+        """The settings of a step, counted from 1."""
+        return stage_of(step, self.settings, self.indexer)
 
     @property
     def has_indexer(self) -> bool:
@@ -79,38 +82,38 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """One step, and its metrics by their names in `metrics.jsonl`.
 
-        A step whose loss or gradient norm is not finite is skipped: weights, moments and router biases stay, the data
-        is passed over, and `train/skipped_parameter` names the first bad parameter. Raises `UndertowError` where
-        that would happen `skip_limit` times in a row, or where a weight itself is not finite.
+        A step whose loss or gradient norm is not finite, or whose batch has no learned token, is skipped: weights,
+        moments and router biases stay, the data is passed over, and `train/skipped_for` says why, with the first bad
+        parameter. Raises `UndertowError` where that would happen `skip_limit` times in a row, or where a weight itself
+        is not finite.
         """
         begun = time.perf_counter()
-        number, stage = self.progress.step + 1, self.stage
+        number = self.progress.step + 1
+        stage = self.stage(number)
         batch = self._packer.take(stage.batch_size, stage.sequence_length)
         self._choose_parameters(stage)
         found = self._gradients(batch, stage)
-        culprit = None
-        if found.finite:
+        reason = self._reason(number, found)
+        if reason is None:
             for group in self.optimizer.param_groups:
                 group["lr"] = stage.learning_rate
             self.optimizer.step()
             if not stage.indexer_alone:
                 update_biases(self.model, found.counts, self.settings.bias_update_rate)
         else:
-            culprit = self._skipped(number, found)
             self.optimizer.zero_grad(set_to_none=True)
-        self._advance(batch.ids.size, skipped=culprit is not None)
+        self._advance(batch.ids.size, skipped=reason is not None)
         figures = step_figures(
-            self.model, self.progress, stage, loss=found.loss, parts=found.parts, norm=found.norm, counts=found.counts,
-            seconds=time.perf_counter() - begun, frozen_indexer=self.indexer.frozen,
+            self.model, self.progress, stage, loss=found.loss, parts=found.parts, norm=found.norm,
+            indexer_norm=found.indexer_norm, counts=found.counts, seconds=time.perf_counter() - begun,
         )  # fmt: skip
-        return figures | ({"train/skipped_parameter": culprit} if culprit else {})
+        return figures | ({"train/skipped_for": reason} if reason else {})
 
     def _choose_parameters(self, stage: Stage) -> None:
         """Let gradient reach what this step trains: all, all but a frozen indexer, or the indexer alone."""
         self.optimizer.zero_grad(set_to_none=True)
         for name, parameter in self.model.named_parameters():
-            of_indexer = ".indexer." in name
-            parameter.requires_grad_(not self.indexer.frozen if of_indexer else not stage.indexer_alone)
+            parameter.requires_grad_(not self.indexer.frozen if of_indexer(name) else not stage.indexer_alone)
 
     def _gradients(self, batch: Batch, stage: Stage) -> Gradients:
         """Gradients of the whole batch, summed over its micro-batches and clipped."""
@@ -122,27 +125,38 @@ class Trainer:
             losses = objective(self.model, part, weights, of, stage.indexing, self._recompute)
             losses.total.backward()
             every.append(losses)
-        norm = float(clip_gradients(self.model.parameters(), self.settings.gradient_clip))
+        norms: list[float] = []
+        # Apart: the indexer's loss is its own, and its size is no reason to shorten the other gradients.
+        for group in (False, True):
+            members = [p for name, p in self.model.named_parameters() if of_indexer(name) is group]
+            norms.append(float(clip_gradients(members, self.settings.gradient_clip)))
         told = {name: sum(float(losses.parts[name]) for losses in every) for name in every[0].parts}
+        if not of.lm:
+            told["lm"] = math.nan
         loss = sum(float(losses.total.detach()) for losses in every)
-        return Gradients(loss, told, norm, torch.stack([losses.counts for losses in every]).sum(0))
+        counts = torch.stack([losses.counts for losses in every]).sum(0)
+        return Gradients(loss, told, norms[0], norms[1], counts, of.lm)
 
-    def _skipped(self, number: int, found: Gradients) -> str:
-        """The first parameter that is not finite; an error where skipping does not help or has gone on too long."""
-        culprit = first_not_finite(self.model) or "no single parameter, the norm overflows"
-        told = (
-            f"step {number}: loss {found.loss}, gradient norm {found.norm}; the first parameter that is not finite: "
-            f"{culprit}; no update was made"
-        )
-        if culprit.endswith("(its value)"):
+    def _reason(self, number: int, found: Gradients) -> str | None:
+        """Why a step is to be skipped, None if it is not; an error where skipping does not help or has gone on."""
+        if found.finite and found.labels:
+            return None
+        if found.finite:
+            reason = "no token of its batch is learned: responses lie beyond train.sequence_length, or are empty"
+            told, mend = f"step {number}: {reason}", "lengthen train.sequence_length or mend the data"
+        else:
+            reason = first_not_finite(self.model) or "no single parameter, the norm overflows"
+            told = (
+                f"step {number}: loss {found.loss}, gradient norm {found.norm}; the first parameter that is not "
+                f"finite: {reason}; no update was made"
+            )
+            mend = "lower train.learning_rate and go on from the last checkpoint, or start again"
+        if reason.endswith("(its value)"):
             raise UndertowError(f"{told}; no later step can mend it: {_MEND}")
         row = self.progress.skipped_in_row + 1
         if row >= self.settings.skip_limit:
-            raise UndertowError(
-                f"{told}, as in {row} steps in a row (train.skip_limit); lower train.learning_rate and go on from the "
-                "last checkpoint, or start again"
-            )
-        return culprit
+            raise UndertowError(f"{told}, as in {row} steps in a row (train.skip_limit); {mend}")
+        return reason
 
     def _advance(self, tokens: int, skipped: bool) -> None:
         last = self.progress

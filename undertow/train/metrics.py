@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from undertow.config.errors import InputError
+from undertow.config.errors import InputError, UndertowError
 from undertow.train.disk import append, unwritable
 
 
@@ -36,8 +36,16 @@ class MetricsFile:
         self._path = path
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Append one step; it is with the system before this returns. Raises `UndertowError` if that fails."""
+        """Append one step; it is with the system before this returns.
+
+        Raises `UndertowError` if that fails, or where the path names this file no longer.
+        """
         try:
+            if not self._path.exists() or not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                raise UndertowError(
+                    f"{self._path}: was removed or renamed while the run is at work; put the run directory back and go "
+                    "on with --resume auto"
+                )
             append(self._file, f"{json.dumps(entry)}\n".encode())
         except OSError as error:
             raise unwritable(self._path, error, "a file of JSON lines is expected there") from error
@@ -50,13 +58,21 @@ class MetricsFile:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a metrics file; a last line that a killed run left unfinished is passed over.
 
-    Raises `InputError`, naming the line, for one that is no JSON object with a whole number as `step`.
+    Raises `InputError`, naming the line, for one that is no JSON object with a whole number as `step`, or whose step
+    does not come after the one before.
     """
+    last = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    yield _entry(line, f"{path}, line {number}")
+                if line.endswith((b"\n", b"}")):
+                    entry = _entry(line, f"{path}, line {number}")
+                    if not last < entry["step"] < 2**63:
+                        raise InputError(
+                            f"{path}, line {number}: damaged: step {entry['step']} after step {last}; remove the line"
+                        )
+                    last = entry["step"]
+                    yield entry
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); a file of JSON lines is expected") from None
 

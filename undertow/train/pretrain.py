@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from undertow.checkpoint.training import Progress, latest_checkpoint
 from undertow.checkpoint.writer import CheckpointWriter
 from undertow.config.errors import UndertowError
@@ -16,7 +18,9 @@ from undertow.config.optimizations import refuse_unbuilt
 from undertow.config.resolve import Resolved
 from undertow.config.schema import RunConfig
 from undertow.model.transformer import Transformer
+from undertow.train.amount import describe_data, refuse_unlearned
 from undertow.train.evaluation import Evaluation, evaluate
+from undertow.train.fit import check_fit
 from undertow.train.interruption import interruptible
 from undertow.train.loop import Trainer, train
 from undertow.train.metrics import MetricsFile
@@ -61,14 +65,21 @@ def pretrain(
     refuse_missing(trackers)
     run = RunDirectory(Path(config.out))
     with run.claim(resume) as checkpoint:
-        text = text or read_text(config.data, config.model)
+        unfit = check_fit(resolved.config, device)
+        source = config.init_from
+        # A checkpoint has the tokenizer that its run began with.
+        text = text or read_text(config.data, config.model, str(checkpoint) if checkpoint else source)
+        torch.manual_seed(config.seed)  # nothing draws from it, but checkpoints hold its state
         trainer = trainer_of(config, text, device, checkpoint)
+        refuse_unlearned(text, trainer.settings)
         resolved.refuse_unread()
-        run.describe(resolved, facts or {}, device)
+        run.describe(resolved, facts or {}, device, trainer.progress.step)
         origin = f"resumed from {checkpoint.name}" if checkpoint else "started"
         run.note(origin)
         reporter.say(f"{origin}: run directory {run.path}, on {device}")
-        if trainer.indexer.frozen and not (checkpoint or config.init_from) and trainer.has_indexer:
+        for line in [*describe_data(text, trainer, config.data.validation_fraction), *([unfit] if unfit else [])]:
+            reporter.say(line)
+        if trainer.indexer.frozen and not (checkpoint or source) and trainer.has_indexer:
             reporter.say(
                 "warning: indexer.frozen in a run from scratch: compressed sparse attention keeps choosing at random; "
                 "set indexer.frozen=false to train its indexer"
@@ -85,8 +96,10 @@ def _drive(
     device = model.embed.weight.device
 
     def held_out() -> Evaluation:
-        indexing = trainer.stage.indexing._replace(distil=False, recall=not trainer.indexer.frozen)
-        batches = text.held_out(settings, settings.eval_batches)
+        stage = trainer.stage(trainer.progress.step)
+        indexing = stage.indexing._replace(distil=False, recall=not trainer.indexer.frozen)
+        rows = min(settings.micro_batch_size or stage.batch_size, stage.batch_size)
+        batches = text.held_out(rows, stage.sequence_length, settings.eval_sequences)
         return evaluate(model, batches, text.tokenizer, device, indexing)
 
     def published(path: Path) -> None:
@@ -112,8 +125,8 @@ def _drive(
                 metrics.write(entry)
                 for follower in followers:
                     follower.write(entry)
-                if "train/skipped_parameter" in entry:
-                    run.note(f"step {entry['step']} skipped, not finite: {entry['train/skipped_parameter']}")
+                if "train/skipped_for" in entry:
+                    run.note(f"step {entry['step']} skipped: {entry['train/skipped_for']}")
                 each = (time.perf_counter() - since) / (entry["step"] - begun)
                 reporter.step(entry, each * (settings.steps - entry["step"]))
                 writer.poll()
@@ -139,5 +152,5 @@ def _recorded(run: RunDirectory, trainer: Trainer, reporter: Reporter) -> Iterat
             run.note(f"{how} after step {trainer.progress.step}")
         if how == "interrupted":
             latest = latest_checkpoint(run.checkpoints)
-            kept = f"{latest} is the last checkpoint" if latest else "there is no checkpoint yet"
-            reporter.say(f"interrupted after step {trainer.progress.step}; {kept}; --resume auto goes on from it")
+            kept = f"goes on from {latest}" if latest else "begins anew, there is no checkpoint yet"
+            reporter.say(f"interrupted after step {trainer.progress.step}; --resume auto {kept}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -102,7 +103,7 @@ def duration(seconds: float) -> str:
 
 def _loss(metrics: dict[str, Any]) -> str:
     loss = metrics["train/lm_loss"]
-    return "not finite, step skipped" if loss is None or "train/skipped_parameter" in metrics else f"{loss:.3f}"
+    return "none, step skipped" if loss is None or "train/skipped_for" in metrics else f"{loss:.3f}"
 
 
 def _held_out(metrics: dict[str, Any]) -> str:
@@ -112,4 +113,7 @@ def _held_out(metrics: dict[str, Any]) -> str:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader (`| head`) has seen enough; the run goes on without it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -56,11 +56,19 @@ class RunDirectory:
         with locked(self.path):
             yield self._origin(resume)
 
-    def describe(self, resolved: Resolved, facts: dict[str, Any], device: torch.device) -> None:
-        """Write `config.yaml` and `environment.json`; `facts` are the caller's about the machine."""
+    def describe(self, resolved: Resolved, facts: dict[str, Any], device: torch.device, step: int) -> None:
+        """Write `config.yaml` and `environment.json` of a run that goes on after `step`.
+
+        `facts` are the caller's about the machine. A configuration that differs from the one before is kept as
+        `config.until-step-N.yaml`.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(self.path / CONFIG, to_yaml(resolved))
+            text, path = to_yaml(resolved), self.path / CONFIG
+            before = path.read_text("utf-8") if step and path.exists() else text
+            if _values(before) != _values(text):
+                _replace(path.with_name(f"config.until-step-{step}.yaml"), before)
+            _replace(path, text)
             environment = {
                 **facts,
                 "commit": _commit(),
@@ -97,6 +105,11 @@ class RunDirectory:
         """Names in the directory, less those that a run killed before it described itself may leave."""
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         return names - {LOCK, _unfinished(CONFIG)}
+
+
+def _values(text: str) -> list[str]:
+    """Keys and values of a configuration, without the sources behind them."""
+    return [line.rpartition("  # ")[0].rstrip() or line for line in text.splitlines()]
 
 
 def _unfinished(name: str) -> str:

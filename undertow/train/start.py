@@ -25,42 +25,73 @@ from undertow.train.text import Text
 
 _S = TypeVar("_S", bound=Section)
 
+# Fields of a model that its weights do not depend on: a context may be extended from a model of a shorter one.
+_FREE = {"initializer_range", "max_position_embeddings", "rope_scaling", "rope_theta", "compress_rope_theta"}
+
 
 def trainer_of(config: RunConfig, text: Text, device: torch.device, checkpoint: Path | None) -> Trainer:
-    """The trainer of a run at its beginning, or where `checkpoint` left it."""
-    settings, indexer = _whole(TrainConfig, config.train), _whole(IndexerConfig, config.indexer)
-    model = _model(config, device)
+    """The trainer of a run at its beginning, or where `checkpoint` left it.
+
+    Raises `InputError` for a checkpoint that this run cannot go on from.
+    """
+    settings, indexer = _settings(config)
+    model = _model(config, device, checkpoint is not None)
     optimizer = build_optimizer(model, settings)
     progress = load_checkpoint(checkpoint, model, optimizer) if checkpoint else None
+    optimizer.check_state()
+    if progress and progress.step > settings.steps:
+        raise InputError(
+            f"train.steps {settings.steps}: the run is at step {progress.step} already; give more steps, or another "
+            "directory with out=DIR"
+        )
     cursor = Cursor.from_dict(progress.cursor) if progress else None
     packer = Packer(text.training_ids, settings.batch_size, settings.sequence_length, config.seed, cursor)
     return Trainer(model, optimizer, packer, settings, indexer, progress, _recomputed(config))
 
 
-def _model(config: RunConfig, device: torch.device) -> Transformer:
-    """A fresh model, or that of `init_from`, which must be the recipe's."""
+def _model(config: RunConfig, device: torch.device, resumed: bool) -> Transformer:
+    """A fresh model, that of `init_from`, or an empty one where a checkpoint will fill it."""
     ops = Ops(_choices(config, device), batch_invariant=config.numerics.batch_invariant, device=device)
     dtype = getattr(torch, config.numerics.dtype)
-    if config.init_from is None:
+    source = config.init_from
+    if resumed:
+        return Transformer(config.model, ops, device, dtype)
+    if source is None:
         return build_model(config.model, config.seed, dtype, device, ops)
-    model = load_model(config.init_from, dtype, device, ops)
-    theirs, ours = model.config.model_dump(), config.model.model_dump()
+    loaded = load_model(source, dtype, device, ops)
+    theirs, ours = loaded.config.model_dump(exclude=_FREE), config.model.model_dump(exclude=_FREE)
     for key in (key for key in ours if theirs[key] != ours[key]):
         raise InputError(
-            f"init_from {config.init_from}: its {key} is {theirs[key]}, this recipe's model has {ours[key]}; "
+            f"init_from {source}: its {key} is {theirs[key]}, this recipe's model has {ours[key]}; "
             f"set model.{key} as there"
         )
+    model = Transformer(config.model, ops, device, dtype)
+    model.load_state_dict(loaded.state_dict())
     return model
 
 
-def _whole(kind: type[_S], section: _S) -> _S:
-    """All keys of a section, each noted as read: the loop takes every one of them."""
-    return kind(**{name: getattr(section, name) for name in kind.model_fields})
+def _settings(config: RunConfig) -> tuple[TrainConfig, IndexerConfig]:
+    """The sections of the loop. Keys that have no effect beside the others stay unread, and so are refused if set."""
+    idle = set() if config.train.optimizer == "muon" else {"momentum", "muon_split_heads", "muon_dtype"}
+    settings = _section(TrainConfig, config.train, idle)
+    if config.indexer.frozen:
+        return settings, _section(
+            IndexerConfig, config.indexer, {"weight", "warmup_learning_rate", "learns_while_dense"}
+        )
+    idle = set() if config.indexer.dense_steps else {"learns_while_dense"}
+    idle |= set() if config.indexer.warmup_steps else {"warmup_learning_rate"}
+    return settings, _section(IndexerConfig, config.indexer, idle)
+
+
+def _section(kind: type[_S], section: _S, unread: set[str]) -> _S:
+    return kind(**{name: getattr(section, name) for name in kind.model_fields if name not in unread})
 
 
 def _recomputed(config: RunConfig) -> Collection[int]:
     layers = config.recompute.layers
-    return range(config.model.num_hidden_layers) if layers == "all" else () if layers == "none" else layers
+    if layers == "all":
+        return range(config.model.num_hidden_layers)
+    return () if layers == "none" else layers
 
 
 def _choices(config: RunConfig, device: torch.device) -> dict[str, str]:
@@ -74,6 +105,7 @@ def _choices(config: RunConfig, device: torch.device) -> dict[str, str]:
 
 
 def device_of(name: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here. Raises `InputError` for `cuda` without a GPU."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
         raise InputError("device 'cuda': torch sees no GPU here; use device=cpu or device=auto")

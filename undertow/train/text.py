@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
-from undertow.config.training import DataConfig, TrainConfig
-from undertow.data.chat import encode_conversations, read_conversations
+from undertow.config.training import DataConfig
 from undertow.data.corpus import SHIPPED as SHIPPED_CORPORA
 from undertow.data.corpus import Document, load_corpus
-from undertow.data.division import held_out, split
-from undertow.data.encoding import Example, encode_documents
-from undertow.data.manifest import TOKENIZER, Manifest
+from undertow.data.division import split
+from undertow.data.examples import held_side, read_examples
+from undertow.data.manifest import TOKENIZER, Manifest, TokenizerFacts
 from undertow.data.packing import Batch, validation_batches
 from undertow.data.prepared import is_prepared, open_shards
 from undertow.data.records import HUB
@@ -31,8 +30,7 @@ SMALL_BPE = "small-bpe"
 class Text:
     """Training and held-out documents as token ids, and their tokenizer.
 
-    `training` and `validation` are the same documents as text where a corpus of kind text was read; they are empty for
-    conversations and for prepared shards.
+    `training` and `validation` are the same documents as text where they were asked for; else they are empty.
     """
 
     tokenizer: Tokenizer
@@ -41,49 +39,52 @@ class Text:
     training: list[Document] = field(default_factory=list)
     validation: list[Document] = field(default_factory=list)
 
-    def held_out(self, settings: TrainConfig, batches: int | None = None) -> Iterator[Batch]:
-        """The first `batches` batches of held-out text, all of it by default; the same ones each time."""
-        every = validation_batches(self.validation_ids, settings.batch_size, settings.sequence_length)
-        return islice(every, batches)
+    def held_out(self, rows: int, sequence_length: int, sequences: int | None = None) -> Iterator[Batch]:
+        """The first `sequences` rows of held-out text, all of it by default, in batches of at most `rows` rows.
+
+        The same rows each time, however many are in a batch.
+        """
+        left = sequences
+        for batch in validation_batches(self.validation_ids, rows, sequence_length):
+            if left is not None:
+                batch = Batch(batch.ids[:left], batch.segment_ids[:left], batch.labels[:left])
+                left -= len(batch.ids)
+            yield batch
+            if left == 0:  # the rest is not even packed
+                return
 
 
-def read_text(data: DataConfig, model: ModelConfig) -> Text:
+def read_text(data: DataConfig, model: ModelConfig, init_from: str | None = None, keep_text: bool = False) -> Text:
     """Load, divide and encode the corpus, or open its shards.
 
-    The division does not depend on the run's seed: held-out text stays held out from run to run, and from the shipped
-    tokenizers. Raises `InputError` for a corpus or a tokenizer that cannot be used, or one that is not the model's.
+    The tokenizer of the model directory `init_from`, where it has one, is the run's. `keep_text` keeps the documents of
+    a corpus of kind text as text, too. The division does not depend on the run's seed: held-out text stays held out
+    from run to run, and from the shipped tokenizers. Raises `InputError` for a corpus or a tokenizer that cannot be
+    used, or one that is not the model's.
     """
-    tokenizer = tokenizer_for(data.tokenizer, model)
     if is_prepared(data.corpus):
-        return _prepared(data, tokenizer)
+        return _prepared(data, model, init_from)
+    tokenizer = tokenizer_for(data.tokenizer, model, init_from)
     # A key that says nothing about this source is left unread, so that setting it is refused.
     hub_split = data.split if data.corpus.startswith(HUB) else "train"
-    if data.kind == "chat":
-        conversations = read_conversations(data.corpus, hub_split)
-        return _chat(encode_conversations(conversations, tokenizer), data.validation_fraction, tokenizer)
-    named = data.corpus in SHIPPED_CORPORA or data.corpus.endswith(".txt")
-    documents = load_corpus(data.corpus, "text" if named else data.text_field, hub_split)
-    training, validation = split(documents, data.validation_fraction)
-    training_ids, validation_ids = (
-        TokenStore.of(each.ids for each in encode_documents(part, tokenizer)) for part in (training, validation)
-    )
-    return Text(tokenizer, training_ids, validation_ids, training, validation)
-
-
-def _chat(conversations: Iterator[Example], validation_fraction: float, tokenizer: Tokenizer) -> Text:
-    examples = list(conversations)
-    keys = np.array([example.key for example in examples], dtype=np.uint64)
-    sizes = np.array([example.size for example in examples], dtype=np.int64)
-    drawn = held_out(keys, sizes, validation_fraction)
+    fieldless = data.kind == "chat" or data.corpus in SHIPPED_CORPORA or data.corpus.endswith(".txt")
+    text_field = "text" if fieldless else data.text_field
+    stream, parts = read_examples(data.corpus, tokenizer, data.kind, text_field, hub_split, data.validation_fraction)
+    examples = list(stream)
+    drawn = held_side([e.key for e in examples], [e.size for e in examples], data.validation_fraction, parts)
 
     def store(side: np.ndarray) -> TokenStore:
         chosen = [examples[number] for number in np.flatnonzero(side)]
-        return TokenStore.of((e.ids for e in chosen), (e.learned for e in chosen if e.learned is not None))
+        masks = [example.learned for example in chosen if example.learned is not None]
+        return TokenStore.of((example.ids for example in chosen), masks or None)
 
-    return Text(tokenizer, store(~drawn), store(drawn))
+    documents: tuple[list[Document], list[Document]] = [], []
+    if keep_text and data.kind == "text":
+        documents = split(load_corpus(data.corpus, text_field, hub_split), data.validation_fraction)
+    return Text(tokenizer, store(~drawn), store(drawn), *documents)
 
 
-def _prepared(data: DataConfig, tokenizer: Tokenizer) -> Text:
+def _prepared(data: DataConfig, model: ModelConfig, init_from: str | None) -> Text:
     """The shards of a directory, where kind, division and tokenizer are those that the run names."""
     directory = Path(data.corpus)
     manifest = Manifest.read(directory)
@@ -94,37 +95,76 @@ def _prepared(data: DataConfig, tokenizer: Tokenizer) -> Text:
             f"data.validation_fraction {data.validation_fraction}: the shards of {directory} were divided with "
             f"{manifest.validation_fraction}; set it so, or prepare them again"
         )
-    if tokenizer.identity != manifest.tokenizer.identity:
+    tokenizer = Tokenizer.from_directory(directory / TOKENIZER)
+    if TokenizerFacts.of(tokenizer) != manifest.tokenizer:
+        raise InputError(f"{directory / TOKENIZER}: is not the tokenizer of these shards; prepare them again")
+    if data.tokenizer != SMALL_BPE and Tokenizer.load(data.tokenizer).identity != tokenizer.identity:
         raise InputError(
             f"data.tokenizer {data.tokenizer}: is not the tokenizer of the shards in {directory}; "
-            f"set data.tokenizer={directory / TOKENIZER}"
+            f"set data.tokenizer={SMALL_BPE}, which is theirs here"
         )
+    learned = _learned_with(init_from)
+    if learned and learned.identity != tokenizer.identity:
+        raise InputError(
+            f"data.corpus {directory}: its shards have another tokenizer than the model in {init_from}; "
+            f"prepare them again with --tokenizer {init_from}"
+        )
+    if tokenizer.vocab_size > model.vocab_size:
+        raise InputError(
+            f"data.corpus {directory}: the {tokenizer.vocab_size} entries of its tokenizer exceed the model's "
+            f"vocab_size {model.vocab_size}; prepare it again with --tokenizer "
+            f"{_largest_shipped(model) or 'and a smaller one'}"
+        )
+    _check_ends(tokenizer, f"data.corpus {directory}", model)
     return Text(tokenizer, *open_shards(directory, manifest))
 
 
-def tokenizer_for(name: str, model: ModelConfig) -> Tokenizer:
-    """`small-bpe`, the largest shipped tokenizer that the model's vocabulary holds; else what `Tokenizer.load` takes.
+def tokenizer_for(name: str, model: ModelConfig, init_from: str | None = None) -> Tokenizer:
+    """`small-bpe`: that of the model directory `init_from`, else the largest shipped one that the vocabulary holds.
 
-    Raises `InputError` where the tokenizer and the model do not belong together.
+    Any other name is one that `Tokenizer.load` takes. Raises `InputError` where the tokenizer and the model do not
+    belong together.
     """
-    if name == SMALL_BPE:
-        fitting = [t for t in map(Tokenizer.from_name, SHIPPED) if t.vocab_size <= model.vocab_size]
-        if not fitting:
-            raise InputError(
-                f"data.tokenizer {SMALL_BPE}: the model's vocab_size {model.vocab_size} is below that of every shipped "
-                f"tokenizer ({', '.join(SHIPPED)}); name a directory with a smaller tokenizer.json"
-            )
-        tokenizer = max(fitting, key=lambda t: t.vocab_size)
-    else:
+    learned = _learned_with(init_from)
+    if name != SMALL_BPE:
         tokenizer = Tokenizer.load(name)
-    if tokenizer.vocab_size > model.vocab_size:
+    elif learned:
+        tokenizer = learned
+    elif shipped := _largest_shipped(model):
+        tokenizer = Tokenizer.from_name(shipped)
+    else:
         raise InputError(
-            f"data.tokenizer {name}: its {tokenizer.vocab_size} entries exceed the vocab_size {model.vocab_size}"
+            f"data.tokenizer {SMALL_BPE}: the model's vocab_size {model.vocab_size} is below that of every shipped "
+            f"tokenizer ({', '.join(SHIPPED)}); name a directory with a smaller tokenizer.json"
         )
+    if learned and tokenizer.identity != learned.identity:
+        raise InputError(
+            f"data.tokenizer {name}: is not the tokenizer.json of the model in {init_from}; "
+            f"set data.tokenizer={SMALL_BPE}, which is that one here"
+        )
+    told = f"data.tokenizer {name}"
+    if tokenizer.vocab_size > model.vocab_size:
+        raise InputError(f"{told}: its {tokenizer.vocab_size} entries exceed the vocab_size {model.vocab_size}")
+    _check_ends(tokenizer, told, model)
+    return tokenizer
+
+
+def _learned_with(init_from: str | None) -> Tokenizer | None:
+    """The tokenizer of the model that a run starts from, if its directory has one."""
+    if init_from and os.path.isfile(Path(init_from) / "tokenizer.json"):
+        return Tokenizer.from_directory(init_from)
+    return None
+
+
+def _largest_shipped(model: ModelConfig) -> str | None:
+    sizes = {name: Tokenizer.from_name(name).vocab_size for name in SHIPPED}
+    return max((name for name in SHIPPED if sizes[name] <= model.vocab_size), key=lambda n: sizes[n], default=None)
+
+
+def _check_ends(tokenizer: Tokenizer, told: str, model: ModelConfig) -> None:
     ends = tokenizer.bos_id, tokenizer.eos_id
     if ends != (model.bos_token_id, model.eos_token_id):
         raise InputError(
-            f"data.tokenizer {name}: begin and end tokens are {ends[0]} and {ends[1]}, the model's bos_token_id and "
+            f"{told}: begin and end tokens are {ends[0]} and {ends[1]}, the model's bos_token_id and "
             f"eos_token_id are {model.bos_token_id} and {model.eos_token_id}; make them equal"
         )
-    return tokenizer

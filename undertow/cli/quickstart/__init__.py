@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from undertow.cli.signals import terminable
 from undertow.cli.threads import patient_threads
 
 RECIPE = "pretrain/quickstart"
@@ -17,7 +18,7 @@ RECIPE = "pretrain/quickstart"
 # The same steps, only fewer of each; the length stays, so that every branch of the model is still taken.
 SHORT = (
     *("train.steps=8", "train.batch_size=2", "train.warmup_steps=2", "train.log_every=2"),
-    *("train.eval_every=4", "train.eval_batches=1", "train.checkpoint_every=4"),
+    *("train.eval_every=4", "train.eval_sequences=2", "train.checkpoint_every=4"),
     "indexer.dense_steps=2",
 )
 
@@ -68,9 +69,11 @@ def begin(out: Path, overrides: tuple[str, ...], judged: bool) -> None:
     resolved = resolve(words[0], words[1:], os.environ)
     from undertow.cli.doctor import examine
     from undertow.cli.quickstart.course import Course
+    from undertow.train.lock import locked
 
     try:
-        passed = Course(out, resolved, words, examine(), judged).run()
+        with terminable(), locked(out):
+            passed = Course(out, resolved, words, examine(), judged).run()
     except KeyboardInterrupt:
         print(f"interrupted; what is complete stays in {out}", flush=True)
         raise typer.Exit(130) from None

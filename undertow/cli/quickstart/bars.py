@@ -48,6 +48,7 @@ def measure(text: Text, settings: TrainConfig) -> Bars:
 def _token_unigram(text: Text, settings: TrainConfig) -> float:
     counts = np.bincount(np.concatenate(text.training_ids), minlength=text.tokenizer.vocab_size) + 1.0
     costs = -np.log(counts / counts.sum())
-    labels = np.concatenate([batch.labels.ravel() for batch in text.held_out(settings)])
+    batches = text.held_out(settings.batch_size, settings.sequence_length)
+    labels = np.concatenate([batch.labels.ravel() for batch in batches])
     labels = labels[labels != IGNORED]
     return float(costs[labels].sum()) / text.tokenizer.bytes_of(labels)

@@ -12,7 +12,7 @@ from undertow.checkpoint.directory import WRITE_FORMATS, load_model, save_model
 from undertow.checkpoint.training import latest_checkpoint
 from undertow.cli.quickstart import samples
 from undertow.cli.quickstart.bars import DISTINCT, KNOWN_SHARE, Bars, measure, words_pass
-from undertow.cli.quickstart.killed import repeated, train_and_kill
+from undertow.cli.quickstart.killed import repeated, resumption, train_and_kill
 from undertow.cli.quickstart.output import FIGURES, PAGE, prepare, write_figures, write_page
 from undertow.config.errors import ConfigError, UndertowError
 from undertow.config.resolve import Resolved
@@ -20,6 +20,7 @@ from undertow.engine.llm import LLM
 from undertow.model.branches import active_branches
 from undertow.model.count import count
 from undertow.model.transformer import Transformer
+from undertow.report.origin import origin
 from undertow.report.quickstart import quickstart_page
 from undertow.train.evaluation import Evaluation, evaluate
 from undertow.train.metrics import read_metrics
@@ -60,7 +61,8 @@ class Course:
         passed = self._verdict(held_out, bars)
         seconds = time.perf_counter() - begun
         self.figures |= {"finished": True, "judged": self.judged, "passed": passed, "seconds": round(seconds, 1)}
-        write_page(self.out, quickstart_page(self.figures, list(read_metrics(outcome.run.metrics))))
+        metrics = list(read_metrics(outcome.run.metrics))
+        write_page(self.out, quickstart_page(self.figures, metrics, origin(outcome.run.path, metrics)))
         write_figures(self.out, self.figures)
         print(f"\nAll of it took {duration(seconds)}; see {self.out / PAGE}, figures in {self.out / FIGURES}")
         return passed or not self.judged
@@ -87,7 +89,7 @@ class Course:
     def _text(self) -> Text:
         _heading(2, f"The text, corpus {self.config.data.corpus}")
         config = self.resolved.tracked
-        text = read_text(config.data, config.model)
+        text = read_text(config.data, config.model, keep_text=True)
         for name, documents, ids in (
             ("training", text.training, text.training_ids),
             ("held out", text.validation, text.validation_ids),
@@ -108,6 +110,8 @@ class Course:
         settings = self.config.train
         each = settings.batch_size * settings.sequence_length
         _heading(3, f"Pretraining: {settings.steps} steps of {each:,} tokens, killed on the way and resumed")
+        told = f"the first {settings.eval_sequences} sequences of that text, the verdict is over all of it"
+        print(f"  held-out loss on the way is over {told}", flush=True)
         begun = time.perf_counter()
         # Some steps after the checkpoint at half way: what the resumed run repeats can be compared.
         every = settings.checkpoint_every
@@ -120,11 +124,7 @@ class Course:
         on_cpu = outcome.model.embed.weight.device.type == "cpu"
         if difference and on_cpu:
             raise UndertowError(f"{outcome.run.path}: losses after the resumption differ by up to {difference}")
-        self.figures["resumed"] = told = (
-            f"Killed after step {before[-1]['step']} and resumed from the last checkpoint: the losses of the {steps} "
-            "steps that were taken again are "
-            + (f"the same up to {difference:.2g}." if difference else "the same to the last bit.")
-        )
+        self.figures["resumed"] = told = resumption(before[-1]["step"], steps, difference)
         print(f"\n  {told}")
         print(f"  {outcome.progress.tokens:,} tokens in {duration(seconds)}, the time lost by the kill included")
         self.figures |= {"training_seconds": round(seconds, 1), "tokens": outcome.progress.tokens}
@@ -138,12 +138,13 @@ class Course:
         device = outcome.model.embed.weight.device
         reloaded = load_model(path, outcome.model.embed.weight.dtype, device, outcome.model.ops)
         settings, text = self.config.train, outcome.text
-        again = evaluate(reloaded, text.held_out(settings, settings.eval_batches), text.tokenizer, device).loss
+        rows = settings.batch_size, settings.sequence_length
+        again = evaluate(reloaded, text.held_out(*rows, settings.eval_sequences), text.tokenizer, device).loss
         *_, last = read_metrics(outcome.run.metrics)
         if again != last["eval/loss"]:
             raise UndertowError(f"{path}: held-out loss is {again} after loading, {last['eval/loss']} before saving")
         print(f"  {path}: held-out loss {again:.6f} nats per token, the same as before saving")
-        return reloaded, evaluate(reloaded, text.held_out(settings), text.tokenizer, device)
+        return reloaded, evaluate(reloaded, text.held_out(*rows), text.tokenizer, device)
 
     def _export(self, outcome: Outcome, reloaded: Transformer) -> None:
         _heading(5, "Model directories, loaded again and sampled")
@@ -179,14 +180,17 @@ class Course:
         _heading(6, "The verdict")
         words = self.sampled
         passed = bars.passed_by(held_out.nats_per_byte) and words_pass(words)
-        print(f"  all held-out text, {held_out.bytes:,} bytes: {held_out.nats_per_byte:.3f} nats per byte")
+        told = f"all held-out text but each sequence's first token, {held_out.bytes:,} bytes"
+        print(f"  {told}: {held_out.nats_per_byte:.3f} nats per byte")
         for name, bar in asdict(bars).items():
             side = "below" if held_out.nats_per_byte < bar else "NOT below"
             print(f"  {side} {bar:.3f}, {name.replace('_', ' ')}")
+        known, distinct = (
+            (f" (at least {KNOWN_SHARE:.0%} should)", f" (at least {DISTINCT})") if self.judged else ("", "")
+        )
         print(
             f"  {words.known:,} of {words.sampled:,} words of four or more letters, sampled at temperature "
-            f"{samples.TEMPERATURE}, occur in the corpus (at least {KNOWN_SHARE:.0%} should), {words.distinct:,} of "
-            f"them distinct (at least {DISTINCT})"
+            f"{samples.TEMPERATURE}, occur in the corpus{known}, {words.distinct:,} of them distinct{distinct}"
         )
         if not self.judged:
             print("  A short run is not judged by these.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow.config.errors import InputError
+from undertow.train.lock import LOCK
 
 FIGURES, PAGE = "quickstart.json", "report.html"
 MADE = ("run", "model", "model-transformers", "model-released", PAGE, FIGURES)
@@ -26,7 +27,7 @@ def prepare(out: Path) -> bool:
         out.mkdir(parents=True, exist_ok=True)
         for unfinished in out.glob(f".*{_UNFINISHED}"):
             unfinished.unlink()
-        held = {entry.name for entry in out.iterdir()}
+        held = {entry.name for entry in out.iterdir()} - {LOCK}
         strange = sorted(held - set(MADE)) if FIGURES in held else sorted(held)
         if strange:
             raise InputError(f"{out}: holds {strange[0]!r}, no output of a quickstart; choose another with --out DIR")

@@ -1,0 +1,198 @@
+"""A plan: parameters, memory of every rank, operations and the timeline of one iteration, all from closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from undertow.config.clusters import Pool, parse_cluster
+from undertow.config.errors import ConfigError
+from undertow.config.gpus import Gpu
+from undertow.config.model import ModelConfig
+from undertow.config.schema import RunConfig
+from undertow.model.flops import StepFlops, step_flops
+from undertow.model.parameters import Counts, closed_counts
+from undertow.planner.choice import Options, choose
+from undertow.planner.costs import tflops_per_gpu
+from undertow.planner.layout import Layout
+from undertow.planner.memory import GB, GIB, Memory
+from undertow.planner.notes import notes
+from undertow.planner.rollout import Rollout, plan_rollout, refusal
+from undertow.planner.subject import read_subject
+from undertow.planner.task import Task
+from undertow.planner.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class PlanFlops:
+    """Floating-point operations of an iteration, in both conventions (`undertow.model.flops`); `terms` has every term
+    of both, forward and backward."""
+
+    terms: StepFlops
+
+    @property
+    def algorithmic_per_iteration(self) -> float:
+        """The arithmetic of the architecture."""
+        return sum(work.total for work in self.terms.algorithmic.values())
+
+    @property
+    def reported_per_iteration(self) -> float:
+        """The published convention, which counts every stream."""
+        return sum(work.total for work in self.terms.reported.values())
+
+
+@dataclass(frozen=True)
+class PlanTime:
+    """Seconds of an iteration as simulated; `calibration` names the rates, `tflops_per_gpu` are (algorithmic,
+    reported)."""
+
+    seconds_per_iteration: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: tuple[float, float]
+    calibration: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run under a layout, as projected. Built by `plan` or `evaluate`.
+
+    `task` is what was decided before the layout; `stages` are the layout's, `recompute` the layers computed again.
+    With a second pool of GPUs the first trains and `rollout` is the one that samples.
+    """
+
+    task: Task
+    stages: Layout
+    recompute: frozenset[int]
+    memory: Memory
+    timeline: Timeline
+    rollout: Rollout | None = None
+
+    @cached_property
+    def parameters(self) -> Counts:
+        """Numbers of parameters: `main`, `total`, `active`, `by_module`."""
+        return closed_counts(self.task.config)
+
+    @cached_property
+    def flops(self) -> PlanFlops:
+        """Operations of an iteration."""
+        task = self.task
+        return PlanFlops(
+            step_flops(
+                task.config,
+                task.batch.sequence_length,
+                task.tokens,
+                frozen_indexer=task.frozen_indexer,
+                mtp=task.microbatch.objective.mtp,
+            )
+        )
+
+    @property
+    def time(self) -> PlanTime:
+        """Seconds of an iteration, and rates that follow."""
+        task, seconds = self.task, float(self.timeline.seconds)
+        gpus = task.geometry.gpus
+        each = tflops_per_gpu(task.config, task.batch.sequence_length, task.tokens, seconds, gpus)
+        return PlanTime(seconds, task.tokens / (seconds * gpus), each, task.rates.name)
+
+    @property
+    def layout(self) -> str:
+        """The layout in its canonical spelling."""
+        return str(self.stages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank stays within the memory of its GPU."""
+        return self.memory.fits and (self.rollout is None or self.rollout.fits)
+
+    @property
+    def uncalibrated(self) -> tuple[str, ...]:
+        """In sentences, what no measurement covers."""
+        more = () if self.rollout is None else ("rollout: activations, runtime and libraries are left out",)
+        return (*notes(self.task, self.memory), *more)
+
+    @property
+    def refusal(self) -> str | None:
+        """In one sentence, what does not fit: the fullest stage and its largest term."""
+        if self.memory.fits:
+            return None if self.rollout is None else refusal(self.rollout)
+        peak, limit = self.memory.peak, self.memory.limit_bytes
+        term = max(peak.terms, key=lambda term: term.bytes)
+        place = f"{'stage' if self.task.chunks == 1 else 'pipeline rank'} {peak.stage}"
+        return (
+            f"{self.task.name} does not fit {self.task.pool}: a GPU of {place} needs "
+            f"{_size(peak.total_bytes)} of {_size(limit)}, most of it for {term.name}, {_size(term.bytes)}; take more "
+            "GPUs, another layout, recomputed layers or a leaner state"
+        )
+
+    def json(self) -> dict[str, Any]:
+        """The plan as plain values under stable names."""
+        from undertow.planner.document import plan_document
+
+        return plan_document(self)
+
+    def __str__(self) -> str:
+        from undertow.planner.text import plan_text
+
+        return plan_text(self)
+
+
+def _size(size: int) -> str:
+    return f"{size / GB:,.1f} GB ({size / GIB:,.1f} GiB)"
+
+
+def evaluate(task: Task, layout: Layout, recompute: frozenset[int] = frozenset()) -> Plan:
+    """The plan of a task under a layout. Raises `ConfigError` where the two do not suit each other."""
+    return Plan(task, layout, recompute, task.memory(layout, recompute), task.timeline(layout, recompute))
+
+
+def plan(
+    config_or_recipe: str | Path | ModelConfig | RunConfig,
+    gpus: str = "32xMI355X",
+    *,
+    layout: str | Sequence[Sequence[str]] | None = None,
+    tensor: int = 1,
+    pipeline: int | None = None,
+    expert: int | None = None,
+    context: int = 1,
+    micro_batch: int | None = None,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+    schedule: str | None = None,
+    recompute: str | Sequence[int] | None = None,
+    state: str | None = None,
+    implementation: str | None = None,
+    own_gpus: Sequence[Gpu] = (),
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Plan:
+    """What a run on these GPUs holds, computes and takes, without a GPU and without torch.
+
+    `config_or_recipe` is a preset, a recipe, a model directory or a configuration; see `read_subject` for defaults.
+    `gpus` is `NxGPU`, or `NxGPU+NxGPU` for GPUs that train and GPUs that sample. Widths that are None are chosen:
+    `expert` up to 8, `pipeline` the smallest that fits. `recompute` are layers, or text as `read_layers` takes it.
+    Raises `ConfigError` for what cannot be; a plan that does not fit is returned and says so (`fits`, `refusal`).
+    """
+    options = Options(
+        layout, tensor, pipeline, expert, context, micro_batch, global_batch, sequence_length, schedule, recompute,
+        state, implementation,
+    )  # fmt: skip
+    pools = _pools(gpus, own_gpus)
+    subject = read_subject(config_or_recipe, pools[0].count, overrides, environment or {})
+    task, stages, again = choose(subject, pools[0], options)
+    found = evaluate(task, stages, again)
+    if len(pools) == 1:
+        return found
+    sampling = plan_rollout(task.config, pools[1], task.batch.sequence_length)
+    return Plan(task, stages, again, found.memory, found.timeline, sampling)
+
+
+def _pools(gpus: str, own: Sequence[Gpu]) -> tuple[Pool, ...]:
+    pools = parse_cluster(gpus, own)
+    if len(pools) > 2:
+        raise ConfigError(
+            f"gpus '{gpus}': {len(pools)} pools; allowed: one that trains, or one that trains + one that samples"
+        )
+    return pools

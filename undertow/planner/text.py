@@ -1,0 +1,152 @@
+"""A plan as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from undertow.model.parameters import closed_counts
+from undertow.planner.memory import GB, GIB, RankMemory
+
+if TYPE_CHECKING:
+    from undertow.planner.plan import Plan
+    from undertow.planner.rollout import Rollout
+
+_TERMS = 3
+"""Terms of memory that a line names."""
+
+_UNITS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
+
+
+def plan_text(plan: Plan) -> str:
+    """Parameters, memory of every stage, operations in both conventions, time and what is not calibrated."""
+    parts = [_head(plan), _parameters(plan), _memory(plan), _flops(plan), _time(plan)]
+    if plan.rollout:
+        parts.append(_rollout(plan.rollout))
+    if plan.uncalibrated:
+        parts.append(["not calibrated", *(f"  {note}" for note in plan.uncalibrated)])
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _head(plan: Plan) -> list[str]:
+    task, geometry, batch = plan.task, plan.task.geometry, plan.task.batch
+    verdict = "fits" if plan.fits else "DOES NOT FIT"
+    return [
+        f"{task.name} on {task.pool}{f' + {plan.rollout.pool}' if plan.rollout else ''}: {verdict}",
+        f"  tensor {geometry.tensor}, pipeline {geometry.pipeline}, expert {geometry.expert}, context "
+        f"{geometry.context}; data {geometry.data}, of experts {geometry.expert_data}",
+        f"  {batch.size:,} sequences of {batch.sequence_length:,} tokens, micro-batch {batch.micro_batch}: "
+        f"{task.microbatches:,} microbatches",
+        f"  layout {plan.layout}, schedule {task.schedule}, recomputed layers {_ranges(plan.recompute)}",
+        f"  implementation {task.microbatch.implementation}, state {task.profile.name}",
+    ]
+
+
+def _parameters(plan: Plan) -> list[str]:
+    counts, config = plan.parameters, plan.task.config
+    names = {"shared": "shared query path, as released", "own_rank": "own query path, the published AMD variant"}
+    other = "own_rank" if config.indexer == "shared" else "shared"
+    swapped = closed_counts(config.model_copy(update={"indexer": other}))
+    rows = [
+        ["total", _billions(counts.total), f"indexer {config.indexer}: {names[config.indexer]}"],
+        ["", _billions(swapped.total), f"with indexer {other}: {names[other]}"],
+        ["without MTP", _billions(counts.main), ""],
+        ["active", _billions(counts.active), f"a token, and {_billions(counts.by_module['head'])} of the LM head"],
+    ]
+    modules = sorted(((size, name) for name, size in counts.by_module.items() if size), reverse=True)
+    rows += [[name.replace("_", " "), _billions(size), f"{size / counts.total:.2%}"] for size, name in modules]
+    return ["parameters", *_columns(rows, right=(1,))]
+
+
+def _memory(plan: Plan) -> list[str]:
+    limit, each = plan.memory.limit_bytes, plan.memory.ranks_per_stage
+    name = "pipeline rank" if plan.task.chunks > 1 else "stage"
+    rows = [[name, "GB", "GiB", "free GB", "largest terms, GB (e: estimated)"]]
+    digits = 1 if plan.memory.peak.total_bytes >= 10 * GB else 3
+    for stage in plan.memory.stages:
+        total = stage.total_bytes
+        sizes = (_gb(total, digits), _gib(total, digits), _gb(limit - total, digits))
+        rows.append([str(stage.stage), *sizes, _largest(stage, digits)])
+    return [
+        f"memory of a GPU, {_gb(limit)} GB ({_gib(limit)} GiB) at most; {each} alike in each {name}",
+        *_columns(rows, right=(1, 2, 3)),
+    ]
+
+
+def _largest(rank: RankMemory, digits: int) -> str:
+    largest = sorted(rank.terms, key=lambda term: -term.bytes)[:_TERMS]
+    return ", ".join(f"{t.name} {_gb(t.bytes, digits)}{' e' if t.basis == 'estimated' else ''}" for t in largest)
+
+
+def _flops(plan: Plan) -> list[str]:
+    flops = plan.flops
+    scale, unit = next((each for each in _UNITS if flops.algorithmic_per_iteration >= 10 * each[0]), _UNITS[-1])
+    rows = [["", "algorithmic", "forward", "backward", "reported"]]
+    for term, work in flops.terms.algorithmic.items():
+        parts = (work.total, work.forward, work.backward, flops.terms.reported[term].total)
+        rows.append([term, *(f"{part / scale:,.2f}" for part in parts)])
+    ahead = sum(work.forward for work in flops.terms.algorithmic.values())
+    whole = flops.algorithmic_per_iteration
+    sums = (whole, ahead, whole - ahead, flops.reported_per_iteration)
+    rows.append(["all", *(f"{part / scale:,.2f}" for part in sums)])
+    return [
+        f"operations of an iteration, {unit}, with the {flops.terms.indexer} indexer",
+        *_columns(rows, right=(1, 2, 3, 4)),
+    ]
+
+
+def _time(plan: Plan) -> list[str]:
+    time, timeline = plan.time, plan.timeline
+    algorithmic, reported = time.tflops_per_gpu
+    waits = [f"{timeline.bubble_fraction(rank):.0%}" for rank in range(len(timeline.ranks))]
+    return [
+        f"time, by rates {time.calibration}",
+        f"  {_seconds(time.seconds_per_iteration)} s an iteration, {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
+        f"  {algorithmic:,.1f} TFLOP/s/GPU algorithmic, {reported:,.1f} reported",
+        f"  bubbles by pipeline rank: {', '.join(waits)}",
+    ]
+
+
+def _rollout(rollout: Rollout) -> list[str]:
+    serving, width = rollout.serving, rollout.geometry.gpus
+    verdict = "" if rollout.fits else ": DOES NOT FIT"
+    return [
+        f"rollout on {rollout.pool}, {rollout.replicas} replicas of {width} GPUs{verdict}",
+        f"  of {_gb(serving.budget)} GB a GPU, GB: weights in FP8 {_gb(serving.weights)}, update buckets "
+        f"{_gb(serving.update_buckets)}, cache {_gb(max(0, serving.room))}",
+        f"  {rollout.sequences:,} sequences of {serving.length:,} tokens at once, "
+        f"{serving.sequence_bytes / 2**20:,.1f} MiB of cache each",
+    ]
+
+
+def _ranges(layers: frozenset[int]) -> str:
+    runs = groupby(enumerate(sorted(layers)), key=lambda pair: pair[1] - pair[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends) or "none"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:,.2f} B" if count >= 1e7 else f"{count / 1e6:,.2f} M"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f}" if seconds >= 1000 else f"{seconds:.4g}"
+
+
+def _gb(size: int, digits: int = 1) -> str:
+    return f"{size / GB:,.{digits}f}"
+
+
+def _gib(size: int, digits: int = 1) -> str:
+    return f"{size / GIB:,.{digits}f}"
+
+
+def _columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield f"  {'  '.join(cells)}".rstrip()
