@@ -34,8 +34,9 @@ def recalls(overrides: list[str], every: int, sequences: int) -> dict[str, Any]:
     while True:
         step = trainer.progress.step
         if step % every == 0 or step == settings.steps:
-            indexing = Indexing(dense=trainer.stage.indexing.dense, recall=True)
-            told = evaluate(trainer.model, text.held_out(settings.batch_size, settings.sequence_length, sequences), text.tokenizer, device, indexing)
+            indexing = Indexing(dense=trainer.stage(max(step, 1)).indexing.dense, recall=True)
+            batches = text.held_out(settings.batch_size, settings.sequence_length, sequences)
+            told = evaluate(trainer.model, batches, text.tokenizer, device, indexing)
             found[step], loss = told.found / told.wanted, told.loss
             print(f"step {step}: recall {found[step]:.3f}, held-out {loss:.3f} nats per token", flush=True)
         if step == settings.steps:
