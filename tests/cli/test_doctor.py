@@ -7,6 +7,7 @@ import torch
 
 from undertow.cli import machine, main
 from undertow.ops.registry import OPS
+from undertow.quant.kernels import architecture
 
 
 def test_json_tells_versions_devices_and_every_operator(capsys):
@@ -57,10 +58,12 @@ def test_the_fp8_dialect_follows_the_architecture_string(architecture: str, dial
 
 
 def test_the_architecture_string_of_a_gpu(monkeypatch):
+    properties = SimpleNamespace(major=9, minor=0, gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert machine.architecture_of(SimpleNamespace(major=9, minor=0)) == "sm_90"
+    assert architecture(torch.device("cuda")) == "sm_90"
     monkeypatch.setattr(torch.version, "hip", "7.2")
-    assert machine.architecture_of(SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")) == "gfx942"
+    assert architecture(torch.device("cuda")) == "gfx942"
 
 
 def test_each_kind_of_device_has_its_operators_once(monkeypatch):

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from tests.data.chatty import ANSWER_ID, ASSISTANT_ID, USER_ID, chat_tokenizer, text_ids
 from undertow.config.errors import InputError
-from undertow.data.chat import Conversation, Message, conversation, encode_conversations, read_conversations
+from undertow.data.chat import (
+    Conversation,
+    Message,
+    ToolCall,
+    conversation,
+    encode_conversations,
+    read_conversations,
+)
 from undertow.data.encoding import Example
 from undertow.data.records import Record
 from undertow.data.tokenizer import BOS, EOS, Tokenizer
@@ -83,6 +90,63 @@ def test_records_of_both_forms_are_read_from_both_kinds_of_file(tmp_path: Path):
     assert list(read_conversations(f"hf:{tmp_path / 'hub'}")) == both
 
 
+TURNS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+FUNCTION = {"name": "f", "arguments": '{"a": "b"}'}
+CALL = {"id": "1", "type": "function", "function": FUNCTION}
+CALLED = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+    {"role": "tool", "content": "", "tool_call_id": "1"},
+    {"role": "assistant", "content": "y", "reasoning_content": "q"},
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_reasoning_and_tool_calls_are_learned():
+    """With tools, reasoning of all turns is; results and the tools themselves are not."""
+    example = encoded(chat_tokenizer(), messages=CALLED, tools=[TOOL])
+    assert example.learned is not None
+    learned = chat_tokenizer().decode(example.ids[example.learned], specials=True)
+    block = '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">b'
+    close = "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    assert learned == f"r</think>{block}{close}{EOS}q</think>y{EOS}"
+    text = chat_tokenizer().decode(example.ids)
+    assert "## Tools" in text and "<｜User｜><tool_result></tool_result><｜Assistant｜><think>q" in text
+    assert example.size == len("x" + "r" + 'f{"a": "b"}' + "y" + "q")
+    assert encoded(chat_tokenizer(), messages=CALLED, tools=json.dumps([TOOL])).ids.tolist() == example.ids.tolist()
+
+
+def test_calls_are_read_from_parquet_which_fills_in_empty_values(tmp_path: Path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"messages": CALLED, "tools": json.dumps([TOOL])}, {"messages": TURNS, "tools": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = read_conversations(str(tmp_path / "a.parquet"))
+    assert [first, second] == list(read_conversations(str(tmp_path / "a.jsonl")))
+    assert first.messages[0] == Message("system", tools=(TOOL["function"],))
+    assert first.messages[2] == Message("assistant", "", "r", (ToolCall("f", '{"a": "b"}', "1"),))
+    assert second == Conversation((Message("user", "x"), Message("assistant", "y")))
+
+
+def test_effort_is_that_of_the_record_or_high_where_an_assistant_reasons():
+    record = {"prompt": "x", "response": "y"}
+    assert [conversation(Record(values, "", "")).effort for values in (
+        record, {**record, "effort": "max"}, {**record, "effort": ""}, {"messages": CALLED},
+    )] == ["none", "max", "none", "high"]  # fmt: skip
+    thought = encoded(chat_tokenizer(), messages=CALLED)
+    text = chat_tokenizer().decode(thought.ids)
+    assert "r</think>" not in text and text.endswith("<think>q</think>y")
+
+
+def test_arguments_may_be_an_object_and_content_a_list():
+    call = {"function": {"name": "f", "arguments": {"a": "b"}}}
+    content = [{"type": "text", "text": "x"}, {"type": "text", "text": "z"}]
+    messages = [{**CALLED[0], "content": content}, {**CALLED[1], "tool_calls": [call]}, *CALLED[2:]]
+    first, second, *_ = conversation(Record({"messages": messages}, "", "")).messages
+    assert first.content == "x\n\nz"
+    assert second.calls == (ToolCall("f", '{"a": "b"}'),)
+
+
 def turns(*roles: str) -> dict:
     return {"messages": [{"role": role, "content": "x"} for role in roles]}
 
@@ -101,17 +165,55 @@ def turns(*roles: str) -> dict:
         ({"messages": []}, "'messages' must be a list of at least one"),
         ({"messages": "a"}, "'messages' must be a list of at least one"),
         ({"messages": ["a"]}, "message 1 must be an object with 'role' and 'content'"),
-        (turns("user", "tool"), "message 2 has the role 'tool'; allowed: system, user, assistant"),
+        (
+            turns("user", "human"),
+            "message 2 has the role 'human'; allowed: system, user, assistant, tool, developer, latest",
+        ),
+        (turns("user", "tool"), "the roles are user, tool; allowed"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, r"message 1 has the role \['user'\]"),
-        ({"messages": [{"role": "user"}]}, "message 1's content must be a non-empty string, it is missing"),
-        (turns("user"), "the roles are user; allowed: system or nothing, then user and assistant by turns"),
+        ({"messages": [{"role": "user"}]}, "message 1's content must be a string, it is missing"),
+        (
+            {"messages": [{"role": "user", "content": ""}]},
+            "message 1's content must be a non-empty string, it is empty",
+        ),
+        (turns("user"), "the roles are user; allowed: system or nothing, then user"),
         (turns("system"), "the roles are system; allowed"),
         (turns("assistant", "user"), "the roles are assistant, user; allowed"),
         (turns("user", "assistant", "assistant", "user"), "the roles are user, assistant, assistant, user; allowed"),
         ({**turns("system", "user", "assistant"), "system": "s"}, "the roles are system, system, user, assistant"),
         (
             {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": [1]}]},
-            "message 2 has 'tool_calls', which this chat format does not carry",
+            "message 2's tool call 1 must be .*, it is a int",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "message 1 has 'tool_calls', which this chat format does not carry for the role user",
+        ),
+        (
+            {"messages": [*TURNS, {"role": "user", "content": [{"type": "image_url"}]}]},
+            "message 3's content: part 1 is no {type: text, text: ...}; the model reads text alone",
+        ),
+        ({"messages": [*TURNS[:1], {**TURNS[1], "prefix": True}]}, "message 2 is a prefix, which has no end"),
+        (
+            {"messages": [TURNS[0], {**TURNS[1], "reasoning": "r"}], "effort": "none"},
+            "effort is none, but an assistant",
+        ),
+        ({"messages": TURNS, "effort": "low"}, "effort is 'low'; allowed: none, high, max"),
+        ({"messages": TURNS, "tools": "x"}, "'tools' is a text but no JSON: 'x'"),
+        (
+            {"messages": TURNS, "tools": [{"type": "function", "function": {"name": "f", "description": "\ud83d"}}]},
+            "the text holds half a surrogate pair",
+        ),
+        ({"messages": TURNS, "tools": [{"name": "f"}]}, "tool 1 must be .*, it is another object"),
+        ({"messages": [{"role": "user", "content": "x", "task": "sing"}, TURNS[1]]}, "message 1 has the task 'sing'"),
+        (
+            {
+                "messages": [
+                    TURNS[0],
+                    {"role": "assistant", "tool_calls": [{"function": {**FUNCTION, "arguments": "3"}}]},
+                ]
+            },
+            "the call of 'f' has the arguments 3; they must be the text of a JSON object",
         ),
     ],
 )

@@ -6,7 +6,6 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers")
 
@@ -34,22 +33,17 @@ def versions() -> dict[str, str]:
 
 
 def fp8_dialect(architecture: str) -> str:
-    """Which E4M3 a chip's matrix units read: "fnuz" (bias 8, gfx940 to gfx942), "ocp" (bias 7), or "none".
+    """Which E4M3 a chip's matrix units read, "ocp" or "fnuz", or "none"."""
+    from undertow.quant.dialect import native_dialect
 
-    Keyed by the architecture string alone: product names mislead (MI325X is a gfx942).
-    """
-    if architecture.startswith("gfx94"):
-        return "fnuz"
-    if architecture.startswith(("gfx95", "gfx12")):
-        return "ocp"
-    if architecture.startswith("sm_"):
-        return "ocp" if int(architecture.removeprefix("sm_")) >= 89 else "none"
-    return "none"
+    return native_dialect(architecture) or "none"
 
 
 def devices() -> list[Device]:
     """The CPU, then every GPU that torch sees, NVIDIA or AMD."""
     import torch
+
+    from undertow.quant.kernels import architecture as gpu_architecture
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = [
@@ -57,20 +51,11 @@ def devices() -> list[Device]:
     ]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        architecture = architecture_of(properties)
+        architecture = gpu_architecture(torch.device("cuda", index))
         found.append(
             Device(f"cuda:{index}", properties.name, architecture, properties.total_memory, fp8_dialect(architecture))
         )
     return found
-
-
-def architecture_of(properties: Any) -> str:
-    """`gfx942`, without its feature flags, for an AMD GPU; `sm_90` for an NVIDIA GPU."""
-    import torch
-
-    if torch.version.hip:
-        return properties.gcnArchName.split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
 
 
 def _host_memory() -> int | None:
