@@ -25,12 +25,12 @@ def test_report_of_the_published_run(capsys):
         "total 290.80 B indexer own_rank: own query path, the published AMD variant",
         "290.94 B with indexer shared: shared query path, as released",
         "memory of a GPU, 288.0 GB (268.2 GiB) at most; 8 alike in each stage",
-        "0 261.9 243.9 26.1 saved activations of layers 161.3 e, optimizer state 49.8, weights 20.0",
+        "0 262.0 244.0 26.0 saved activations of layers 161.3 e, optimizer state 49.8, weights 20.0",
         "operations of an iteration, PFLOP, with the own_rank indexer",
         "all 93.47 31.39 62.07 377.10",
-        "8.552 s an iteration, 3,832 tokens/s/GPU",
-        "344.2 TFLOP/s/GPU algorithmic, 1,378.0 reported",
-        "bubbles by pipeline rank: 25%, 8%, 8%, 13%",
+        "8.55 s an iteration, 3,833 tokens/s/GPU",
+        "344.2 TFLOP/s/GPU algorithmic, 1,378.3 reported",
+        "bubbles by pipeline rank: 24%, 8%, 8%, 13%",
     ):
         assert line in lines, line
     assert "not calibrated" not in shown and not re.search(r"\bnan\b", shown)
@@ -39,7 +39,10 @@ def test_report_of_the_published_run(capsys):
 def test_what_does_not_fit_ends_with_3(capsys):
     assert main(["plan", "v4-flash", "--gpus", "8xH200"]) == 3
     out, error = capsys.readouterr()
-    assert out.startswith("v4-flash on 8xH200: DOES NOT FIT\n") and "\nnot calibrated\n  memory: " in out
+    assert (
+        out.startswith("v4-flash on 8xH200: DOES NOT FIT\n")
+        and "\nnot calibrated\n  choice: tensor 8, for nothing fits, and" in out
+    )
     assert error.startswith("error: v4-flash does not fit 8xH200: a GPU of stage") and error.count("\n") == 1
 
 
@@ -47,7 +50,11 @@ def test_actor_and_rollout(capsys):
     assert main(["plan", "v4-flash", "--gpus", "32xMI355X+8xMI308X"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("v4-flash on 32xMI355X + 8xMI308X: fits")
-    assert "\nrollout on 8xMI308X, 4 replicas of 2 GPUs\n  of 172.8 GB a GPU, GB: weights in FP8 " in out
+    assert "\nrollout on 8xMI308X\n  4 x 2 GPUs a replica: tensor 2, expert 2, data 1\n" in out
+    assert (
+        "  of 172.8 GB to use on a GPU: weights in FP8 143.5, buffers for new weights 2.1, room for caches 27.1 GB"
+        in out
+    )
 
 
 def test_document(tmp_path: Path, capsys):
@@ -110,3 +117,31 @@ def test_it_takes_under_two_seconds_and_no_torch():
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.splitlines()[-1]) < 2
+
+
+def test_tuned(tmp_path: Path, capsys):
+    target, fragment = tmp_path / "plan.json", tmp_path / "tuned.yaml"
+    words = ["plan", *PUBLISHED, "--tune", "--pp", "4", "--ep", "8", "--micro-batch", "1", "--schedule", "1f1b"]
+    assert main([*words, "--fragment", str(fragment), "--json", str(target)]) == 0
+    out, error = capsys.readouterr()
+    assert "\ntuned within 273.6 GB a GPU, a margin of 0.05\n" in out and error == ""
+    tuned = json.loads(target.read_text("utf-8"))["tuned"]
+    assert tuned["layout"] == "Et*11|t*12|t*11|t*9mL" and tuned["fragment"] == fragment.read_text("utf-8")
+    assert main([*words, "--memory-limit", "220", "--margin", "0", "--granularity", "module", "--json", "-"]) == 0
+    narrow = json.loads(capsys.readouterr().out)["tuned"]
+    assert narrow["peak_bytes"] <= 220e9 and narrow["recompute"]["modules"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--margin", "0.1"], 2, "--margin 0.1: it has an effect with --tune alone; add --tune"),
+        (["--fragment", "x.yaml"], 2, "--fragment x.yaml: it has an effect with --tune alone; add --tune"),
+        (["--tune", "--layout", "Et*43mL"], 2, "layout with tuning: the tuner chooses the layout; give one of the two"),
+        (["--tune", "--pp", "4", "--ep", "8", "--memory-limit", "60"], 3, "no layout fits 57.0 GB a GPU: the nearest,"),
+    ],
+)
+def test_what_cannot_be_tuned(words, code, message, capsys):
+    assert main(["plan", "v4-flash", "--gpus", "32xMI355X", *words]) == code
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith(f"error: {message}") and error.count("\n") == 1

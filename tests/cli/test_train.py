@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import undertow
 from tests.engine.bytelevel import VOCABULARY, tokenizer
 from undertow.cli import main
+from undertow.planner.fragment import fragment_of
+from undertow.planner.geometry import Batch, Geometry
+from undertow.planner.layout import parse_layout
+from undertow.planner.recompute import Recompute
 from undertow.train.loop import Trainer
 
 
@@ -46,6 +51,24 @@ def test_train_then_resume(words, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("resumed from step-2: run directory")
 
 
+def test_a_tuned_fragment_trains(words, tmp_path, capsys):
+    tuned = undertow.plan(words[1], "1xH200", tune=True).tuned
+    recipe = tmp_path / "tuned.yaml"
+    recipe.write_text(f"extends: {words[1]}\n{tuned.fragment}", "utf-8")
+    assert main(["train", str(recipe), words[2]]) == 0
+    assert "done: step 2, 80 tokens, " in capsys.readouterr().out
+    assert f'layout: "{tuned.layout}"' in (tmp_path / "run" / "config.yaml").read_text("utf-8")
+
+
+def test_a_fragment_with_layers_computed_again_trains(words, tmp_path, capsys):
+    layout = parse_layout(undertow.plan(words[1], "1xH200").layout)
+    fragment = fragment_of(layout, "1f1b", Geometry(), Batch(1, 40), Recompute.of((0, 2)))
+    recipe = tmp_path / "chosen.yaml"
+    recipe.write_text(f"extends: {words[1]}\n{fragment}", "utf-8")
+    assert main(["train", str(recipe), words[2]]) == 0
+    assert "done: step 2, 80 tokens, " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
@@ -53,6 +76,10 @@ def test_train_then_resume(words, tmp_path, capsys):
         ("data.corpus=none.txt", 2, "corpus 'none.txt': there is no such file"),
         ("data.tokenizer=bpe-2048", 2, "its 2048 entries exceed the vocab_size"),
         ("optimizations.layout=on", 2, "optimizations.layout: not built yet"),
+        ("parallel.pipeline=4", 2, "parallel.pipeline is 4: it can be planned (undertow plan), but this version"),
+        ("recompute.modules.query=all", 2, "recompute.modules.query is all: it can be planned (undertow plan), but"),
+        ("parallel.layout=Et*3mL", 2, "layout 'Et*3mL', stages 0 to 0: 3 t (3 by stage); the model has"),
+        ("parallel.layout=Et*2x", 2, "layout 'Et*2x', column 5: "),
         ("train.learning_rate=1e30", 1, "step 2: held-out loss is nan; no checkpoint of this step is written"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from undertow.config.clusters import parse_cluster, read_gpus
 from undertow.config.errors import ConfigError
-from undertow.config.gpus import find_gpu
+from undertow.config.gpus import GPUS, find_gpu
 
 MINE = """\
 MI300A:
@@ -74,8 +74,10 @@ def test_own_gpu_goes_before_the_catalogue(tmp_path):
     [
         (("  link: 384e9\n", ""), ":1: GPU MI300A lacks link;"),
         (("bandwidth", "bandwith"), ":3: GPU MI300A: unknown figure 'bandwith'; did you mean 'bandwidth'?"),
-        (("128.0e9", "lots"), ":2: GPU MI300A: memory is 'lots'; allowed: a number from 1"),
-        (("128.0e9", "-1"), ":2: GPU MI300A: memory is -1; allowed: a number from 1"),
+        (("128.0e9", "lots"), ":2: GPU MI300A: memory is 'lots'; allowed: bytes from 1e9 (288 GB are 288e9)"),
+        (("128.0e9", "128"), ":2: GPU MI300A: memory is 128; allowed: bytes from 1e9"),
+        (("128.0e9", "-1"), ":2: GPU MI300A: memory is -1; allowed: bytes from 1e9"),
+        (("5.3e12", "0"), ":3: GPU MI300A: bandwidth is 0; allowed: a number from 1"),
         (("fnuz", "nvfp4"), ":8: GPU MI300A: dialect is 'nvfp4'; allowed: fnuz, ocp, ocp+mx"),
         (("vendor", "rumour"), ":9: GPU MI300A: source is 'rumour'; allowed: vendor, measured, public,"),
         (("MI300A:\n", "GPU: 3\nMI300A:\n"), ":1: GPU 'GPU' is 3; allowed: a mapping of its figures"),
@@ -88,3 +90,23 @@ def test_mistakes_in_a_file(tmp_path, change, message):
     with pytest.raises(ConfigError) as caught:
         read_gpus(path, {})
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "gpus.yaml:1: a GPU file is a mapping of keys, but this file holds nothing"),
+        (b"- 1\n", "gpus.yaml:1: a GPU file is a mapping of keys, but this file holds a list"),
+        (b"\xff\xfe\x00", "gpus.yaml: cannot read this GPU file: it is not UTF-8 text"),
+    ],
+)
+def test_what_is_no_gpu_file(tmp_path, content, message):
+    path = tmp_path / "gpus.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_gpus(path, {})
+    assert message in str(caught.value)
+
+
+def test_units_for_fp4():
+    assert {gpu.name for gpu in GPUS if gpu.fp4} == {"MI355X", "B200", "GB300"}

@@ -41,6 +41,7 @@ def test_dump_is_a_recipe_with_the_same_result(write, model):
         "model.rms_norm_eps=1e-5",
         "train.learning_rate=1.0",
         "ops.linear=triton",
+        "recompute.modules.query=all",
         "optimizations.attention=off",
         "optimizations.fp8=on",
         "attention.csa_backend=gluon",

@@ -14,16 +14,22 @@ from undertow.model.activations import Objective, even_documents
 from undertow.model.parameters import Parameters
 from undertow.model.peak import peak_bytes
 from undertow.planner.activations import Microbatch, implementation_of, pool_rows
-from undertow.planner.calibration import MI355X_FLASH, MemoryCalibration, calibration_for
+from undertow.planner.calibration import MemoryCalibration
+from undertow.planner.calibration_file import shipped_calibration
 from undertow.planner.geometry import Batch, Geometry, build_geometry
 from undertow.planner.layout import parse_layout
 from undertow.planner.memory import Held, MemoryModel, Term
 from undertow.planner.parameters import Stage
+from undertow.planner.recompute import Recompute, read_recompute
 from undertow.planner.state import profile_of_run, state_profile
 
 OWN_RANK = ModelConfig.from_preset("v4-flash", indexer="own_rank")
 RUN = build_geometry(32, pipeline=4, expert=8)
 GIB = 2**30
+SHIPPED = shipped_calibration()
+FITTED = SHIPPED.memory
+assert FITTED
+PEAKS = {str(row): row.peak_bytes for row in SHIPPED.rows}
 STATE = ("weights", "gradient buffers", "optimizer state")
 
 
@@ -37,9 +43,9 @@ def pipeline(layout: str) -> list[list[Held]]:
     return [[Held(Stage.of(parsed, stage), 4 - stage)] for stage in range(4)]
 
 
-def first(layout: str, recomputed: int) -> frozenset[int]:
+def first(layout: str, recomputed: int) -> Recompute:
     parsed = parse_layout(layout)
-    return frozenset(layer for stage in range(4) for layer in parsed.layers(stage)[:recomputed])
+    return Recompute.of(layer for stage in range(4) for layer in parsed.layers(stage)[:recomputed])
 
 
 def test_published_projection():
@@ -55,27 +61,27 @@ def test_published_projection():
 @pytest.mark.parametrize(
     ("row", "state", "stage"),
     [
-        ("Et*10|t*11|t*11|t*11mL, 3", (89.7, 96.0, 96.0, 109.9), 0),
-        ("Et*10|t*12|t*12|t*9mL, 3", (89.7, 104.7, 104.7, 92.5), 1),
-        ("Et*10|t*11|t*11|t*11mL, 0", (89.7, 96.0, 96.0, 109.9), 0),
-        ("Et*10|t*12|t*12|t*9mL, 0", (89.7, 104.7, 104.7, 92.5), 0),
+        ("Et*10|t*11|t*11|t*11mL, recompute first:3", (89.7, 96.0, 96.0, 109.9), 0),
+        ("Et*10|t*12|t*12|t*9mL, recompute first:3", (89.7, 104.7, 104.7, 92.5), 1),
+        ("Et*10|t*11|t*11|t*11mL, recompute none", (89.7, 96.0, 96.0, 109.9), 0),
+        ("Et*10|t*12|t*12|t*9mL, recompute none", (89.7, 104.7, 104.7, 92.5), 0),
     ],
 )
 def test_measured_peaks(row, state, stage):
-    layout, recomputed = row.split(", ")
-    projection = model("primus", "published-bf16", calibration=MI355X_FLASH)
-    memory = projection.plan(pipeline(layout), 288 * 10**9, recompute=first(layout, int(recomputed)))
-    assert memory.peak.total_bytes == pytest.approx(MI355X_FLASH.peaks[row], rel=0.01)
+    layout, recomputed = row.split(", recompute ")
+    projection = model("primus", "published-bf16", calibration=FITTED)
+    memory = projection.plan(pipeline(layout), 288 * 10**9, recompute=read_recompute(recomputed, parse_layout(layout)))
+    assert memory.peak.total_bytes == pytest.approx(PEAKS[row], rel=0.01)
     assert memory.peak.stage == stage and memory.fits and memory.uncalibrated == ()
     assert tuple(round(sum(rank.bytes_of(name) for name in STATE) / 1e9, 1) for rank in memory.stages) == state
 
 
 def test_fitted_constant_and_its_heap():
-    rank = model("primus", "published-bf16", calibration=MI355X_FLASH).rank(0, [Held(Stage((0,), True), 1)])
+    rank = model("primus", "published-bf16", calibration=FITTED).rank(0, [Held(Stage((0,), True), 1)])
     rest = rank.bytes_of("fitted constant of mi355x-v4-flash, less its heap")
-    assert rank.bytes_of("symmetric heap") + rest == 10_750_000_000
+    assert rank.bytes_of("symmetric heap") + rest == FITTED.constant == 10_838_000_000
     assert rank.bytes_of("symmetric heap") == 2 * 204_800 * 4096 * 2 + 4096 * 6 * 4096 * 2
-    assert calibration_for("primus") is MI355X_FLASH and calibration_for("tight") is None
+    assert SHIPPED.memory_of("primus") is FITTED and SHIPPED.memory_of("tight") is None
 
 
 @pytest.mark.parametrize(
@@ -119,12 +125,12 @@ def test_deferred_synchronisation_costs_the_same_on_any_number_of_nodes(ranks):
 def test_recomputed_layer_keeps_all_streams():
     saved = model("primus").saved
     four = 4 * 4096 * 4096 * 2
-    some = saved.stage(Stage(tuple(range(10)), True), frozenset({0, 1, 2}))
+    some = saved.stage(Stage(tuple(range(10)), True), Recompute.of((0, 1, 2)))
     assert some.kept[:3] == (four,) * 3 and some.kept[3] > 100 * four / 4 and some.transient == 0
-    every = saved.stage(Stage((2, 3)), frozenset({2, 3}))
+    every = saved.stage(Stage((2, 3)), Recompute.of((2, 3)))
     # The last layer is computed again while nothing of this microbatch has been freed yet.
     assert every.kept == (four, four) and every.transient == saved.full[3] - four
-    late = saved.stage(Stage((2, 3)), frozenset({3}))
+    late = saved.stage(Stage((2, 3)), Recompute.of((3,)))
     assert late.transient == saved.full[3] - four
 
 
@@ -143,7 +149,7 @@ def test_tables_of_saved_tensors():
 
 
 def test_measured_bytes_of_a_layer_replace_the_table():
-    fields = {**vars(MI355X_FLASH), "saved": {"csa": 3_000_000_000}}
+    fields = {**vars(FITTED), "saved": {"csa": 3_000_000_000}}
     projection = model("primus", calibration=MemoryCalibration(**fields))
     assert projection.saved.full[2] == 3_000_000_000
     assert projection.saved.full[3] == model("primus").saved.full[3]
@@ -166,7 +172,9 @@ def test_one_gpu_equals_the_peak_of_the_model():
     memory = MemoryModel(m, profile).plan([[Held(Stage.of(layout, 0), 1)]], 141 * 10**9)
     expected = peak_bytes(config, even_documents(1024, 512), profile.profile, Objective(balance_rows=2))
     assert memory.peak.total_bytes == expected.total and memory.uncalibrated == ()
-    again = MemoryModel(m, profile).plan([[Held(Stage.of(layout, 0), 1)]], 141 * 10**9, recompute=frozenset(range(9)))
+    again = MemoryModel(m, profile).plan(
+        [[Held(Stage.of(layout, 0), 1)]], 141 * 10**9, recompute=Recompute.of(range(9))
+    )
     assert again.peak.total_bytes < memory.peak.total_bytes
 
 
@@ -184,7 +192,7 @@ def test_reference_on_several_gpus():
 
 
 def test_limit_and_units():
-    projection = model("primus", "published-bf16", calibration=MI355X_FLASH)
+    projection = model("primus", "published-bf16", calibration=FITTED)
     memory = projection.plan(pipeline("Et*10|t*12|t*12|t*9mL"), 288 * 10**9)
     assert memory.limit_bytes == 288 * 10**9 and len(memory.ranks) == 32
     assert [memory.ranks[i].stage for i in (0, 7, 8, 31)] == [0, 0, 1, 3]
@@ -198,7 +206,7 @@ def test_what_no_row_covers():
     other = MemoryModel(
         Microbatch(OWN_RANK, build_geometry(16, pipeline=4, expert=4), Batch(256, 8192), "primus"),
         state_profile("published-fp32"),
-        MI355X_FLASH,
+        FITTED,
     ).plan([[Held(Stage((0,)), 1)]], 10**12)
     assert [note.split(", ")[0] for note in other.uncalibrated] == [
         "memory: profile is published-fp32",

@@ -13,27 +13,28 @@ import pytest
 
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
+from undertow.planner.calibration_file import shipped_calibration
 from undertow.planner.costs import MicrobatchShape, add, first_layers, model_times, stage_times, tflops_per_gpu
-from undertow.planner.fit import fit_rates, seconds_of
 from undertow.planner.layout import Layout, parse_layout
 from undertow.planner.pipeline import approximate_seconds, pipeline_timeline
-from undertow.planner.rates import MI355X_V4_FLASH, Figure
-from undertow.planner.timeline import Timeline
+from undertow.planner.rates import Figure
+from undertow.planner.recompute import Recompute
+from undertow.planner.schedules import build_schedule
+from undertow.planner.timeline import Timeline, simulate
 
-# The rates were fitted with the released query path of the indexer, learning; the published TFLOP/s count the
-# variant's own.
 FLASH = ModelConfig.from_preset("v4-flash")
 PUBLISHED = ModelConfig.from_preset("v4-flash", indexer="own_rank")
-BATCH = MicrobatchShape(FLASH, 4096)
-RATES = MI355X_V4_FLASH
+BATCH = MicrobatchShape(PUBLISHED, 4096, frozen_indexer=True)
+SHIPPED = shipped_calibration()
+RATES = SHIPPED.rates
 TIMES = model_times(BATCH, RATES)
 EVEN, TUNED = parse_layout("Et*10|t*11|t*11|t*11mL"), parse_layout("Et*10|t*12|t*12|t*9mL")
 SPREAD = parse_layout("Et*6|t*5|t*6|t*6|t*6|t*6|t*5|t*3mL")
-ROWS = [(EVEN, 3, 1167.2, 1168.1), (TUNED, 3, 1273.4, 1274.0), (EVEN, 0, 1255.7, 1254.8), (TUNED, 0, 1378.8, 1378.0)]
+ROWS = [(EVEN, 3, 1167.2, 1167.8), (TUNED, 3, 1273.4, 1273.8), (EVEN, 0, 1255.7, 1255.1), (TUNED, 0, 1378.8, 1378.3)]
 
 
 def run(layout: Layout, recomputed: int = 0, times=TIMES, **options) -> Timeline:
-    recompute = first_layers(layout, recomputed)
+    recompute = Recompute(first_layers(layout, recomputed))
     return pipeline_timeline(layout, times, ranks=4, microbatches=32, recompute=recompute, **options)
 
 
@@ -48,52 +49,24 @@ def milliseconds(seconds) -> float:
 @pytest.mark.parametrize(("layout", "recomputed", "measured", "printed"), ROWS)
 def test_published_rows(layout, recomputed, measured, printed):
     rate = reported(run(layout, recomputed))
-    assert rate == pytest.approx(measured, rel=1e-3)
+    assert rate == pytest.approx(measured, rel=6e-4)
     assert round(rate, 1) == printed
+    # Published before, of the released indexer, learning: the rates absorb the difference to what was measured.
     rounded = replace(RATES, matrix_tflops=Figure(397, "fitted", ""), head_tflops=Figure(1044, "fitted", ""))
-    assert reported(run(layout, recomputed, model_times(BATCH, rounded))) == pytest.approx(measured, rel=1.1e-3)
+    times = model_times(MicrobatchShape(FLASH, 4096), rounded)
+    assert reported(run(layout, recomputed, times)) == pytest.approx(measured, rel=1.1e-3)
 
 
 def test_shipped_rows_are_the_published_ones():
     total = 377.103e15  # reported operations of an iteration
-    found = [(row.layout, row.recomputed, round(total / row.seconds / 32e12, 1)) for row in RATES.rows]
-    assert found == [(str(layout), recomputed, measured) for layout, recomputed, measured, _ in ROWS]
+    found = [(row.layout, row.recompute, round(total / row.seconds / 32e12, 1)) for row in SHIPPED.rows]
+    words = {0: "none", 3: "first:3"}
+    assert found == [(str(layout), words[recomputed], measured) for layout, recomputed, measured, _ in ROWS]
 
 
-def test_shipped_rates_are_the_fit_of_their_rows():
-    start = replace(RATES, matrix_tflops=Figure(500, "fitted", ""), head_tflops=Figure(500, "fitted", ""))
-    fitted = fit_rates(BATCH, start, RATES.rows, "again")
-    assert round(fitted.matrix_tflops.value, 2) == RATES.matrix_tflops.value == 396.87
-    assert round(fitted.head_tflops.value, 2) == RATES.head_tflops.value == 1044.24
-    assert fitted.matrix_tflops.source == "again"
-
-
-@pytest.mark.parametrize(
-    ("used", "held_out", "errors"), [((2, 3), (0, 1), [0.14, 0.1]), ((0, 1), (2, 3), [-0.15, -0.1])]
-)
-def test_two_rows_foretell_the_other_two(used, held_out, errors):
-    fitted = fit_rates(BATCH, RATES, [RATES.rows[n] for n in used], "two rows")
-    rows = [RATES.rows[n] for n in held_out]
-    assert [round(100 * (row.seconds / seconds_of(row, BATCH, fitted) - 1), 2) for row in rows] == errors
-
-
-def test_fit_to_the_indexer_of_the_published_runs():
-    shape = MicrobatchShape(PUBLISHED, 4096, frozen_indexer=True)
-    fitted = fit_rates(shape, RATES, RATES.rows, "own query path, frozen")
-    assert (round(fitted.matrix_tflops.value, 1), round(fitted.head_tflops.value, 1)) == (388.9, 1045.7)
-    errors = [100 * (row.seconds / seconds_of(row, shape, fitted) - 1) for row in RATES.rows]
-    assert [round(error, 2) for error in errors] == [0.06, 0.03, -0.05, -0.03]
-
-
-@pytest.mark.parametrize("rows", [(1,), (1, 3)])
-def test_rows_with_one_slowest_stage_determine_nothing(rows):
-    with pytest.raises(ConfigError, match=f"^{len(rows)} rows do not determine two rates; give runs that differ in"):
-        fit_rates(BATCH, RATES, [RATES.rows[n] for n in rows], "too few")
-
-
-@pytest.mark.parametrize(("layer", "forward", "backward"), [(43, 6.1, 12.4), (4, 6.9, 15.3), (3, 6.2, 12.7)])
+@pytest.mark.parametrize(("layer", "forward", "backward"), [(43, 6.2, 12.7), (4, 6.9, 14.9), (3, 6.3, 13.0)])
 def test_layer_times(layer, forward, backward):
-    projection = 4 * 4096 * 4096**2 / 396.87e12
+    projection = 4 * 4096 * 4096**2 / 388.87e12
     time = TIMES.blocks[layer]
     if layer == 43:  # the layer within the MTP block
         head = TIMES.head
@@ -105,17 +78,17 @@ def test_layer_times(layer, forward, backward):
 
 def test_tail_weighs_as_much_as_two_layers_and_a_third():
     tail = add(TIMES.blocks[43], TIMES.head)
-    assert (round(milliseconds(tail.forward), 1), round(milliseconds(tail.backward), 1)) == (15.1, 30.4)
+    assert (round(milliseconds(tail.forward), 1), round(milliseconds(tail.backward), 1)) == (15.2, 30.7)
     layers = [block.forward + block.backward for block in TIMES.blocks[:43]]
     assert (tail.forward + tail.backward) / (sum(layers) / 43) == pytest.approx(2.3, abs=0.1)
 
 
 def test_stage_times_and_bubbles():
     for layout, recomputed, printed, waits in (
-        (TUNED, 0, [201, 246, 246, 232], [25, 8, 8, 13]),
-        (EVEN, 3, [220, 248, 244, 293], [30, 21, 23, 7]),
+        (TUNED, 0, [202, 246, 246, 232], [24, 8, 8, 13]),
+        (EVEN, 3, [221, 247, 244, 293], [30, 22, 23, 7]),
     ):
-        stages = stage_times(TIMES, layout, first_layers(layout, recomputed))
+        stages = stage_times(TIMES, layout, Recompute(first_layers(layout, recomputed)))
         assert [round(milliseconds(stage.forward + stage.backward)) for stage in stages] == printed
         timeline = run(layout, recomputed)
         assert [round(100 * timeline.bubble_fraction(rank)) for rank in range(4)] == waits
@@ -124,7 +97,7 @@ def test_stage_times_and_bubbles():
 def test_approximation_of_the_rows():
     for layout, recomputed, _, _ in ROWS:
         seconds = float(run(layout, recomputed).seconds)
-        stages = stage_times(TIMES, layout, first_layers(layout, recomputed))
+        stages = stage_times(TIMES, layout, Recompute(first_layers(layout, recomputed)))
         assert float(approximate_seconds(stages, 32)) == pytest.approx(seconds, rel=3e-3)
 
 
@@ -145,6 +118,10 @@ def test_predictions():
     split = run(TUNED, schedule="zb-h1")
     assert split.seconds == pytest.approx(8.11, rel=5e-3)
     assert reported(split) == pytest.approx(1453, rel=5e-3)
+    # 8.11 is both halves of a backward pass as long: the core has no weight gradient, so less is left to fill waits.
+    halves = [stage._replace(weight=stage.backward / 2) for stage in stage_times(TIMES, TUNED)]
+    assert round(simulate(build_schedule("zb-h1", 4, 32), halves).seconds, 2) == 8.11
+    assert round(split.seconds, 3) == 8.131
     balanced = 32 * sum(t.forward + t.backward for t in stage_times(TIMES, TUNED)) / 4
     assert balanced == pytest.approx(7.41, rel=5e-3)
 
@@ -163,9 +140,21 @@ def test_a_standalone_mtp_block_has_its_own_head():
 
 def test_a_frozen_indexer_has_no_backward():
     frozen = model_times(replace(BATCH, frozen_indexer=True), RATES)
-    less = [milliseconds(a.backward - b.backward) for a, b in zip(TIMES.blocks, frozen.blocks, strict=True)]
-    assert [round(value, 2) for value in less[:6]] == [0, 0, 0.62, 0, 0.62, 0]
-    assert [block.forward for block in frozen.blocks] == [block.forward for block in TIMES.blocks]
+    learning = model_times(replace(BATCH, frozen_indexer=False), RATES)
+    less = [milliseconds(a.backward - b.backward) for a, b in zip(learning.blocks, frozen.blocks, strict=True)]
+    operations = 2 * 4096 * (4096 * 128 + 128 * 8192 + 4096 * 64 + 4 * 4096 * 128) + 2 * 64 * 128 * 2_096_128
+    each = round(2 * operations / 388.87e9, 2)
+    assert [round(value, 2) for value in less[:6]] == [0, 0, each, 0, each, 0] and each == 0.34
+    assert [block.forward for block in frozen.blocks] == [block.forward for block in learning.blocks]
+
+
+def test_only_products_with_weights_have_a_weight_gradient():
+    """Neither the attention core nor the indexer's scores: the rest of the backward pass is the longer half."""
+    csa = model_times(replace(BATCH, frozen_indexer=False), RATES).blocks[4]
+    products = csa.forward - 0.53e-3
+    scores = 2 * 64 * 128 * 2_096_128 / 388.87e12
+    assert csa.weight == pytest.approx(products - scores)
+    assert csa.backward - csa.weight == pytest.approx(products + scores + 2.55e-3)
 
 
 def test_time_is_in_proportion_to_rows():
@@ -176,19 +165,22 @@ def test_time_is_in_proportion_to_rows():
 
 def test_what_the_rates_cover():
     assert RATES.covers(FLASH, 4096) and RATES.covers(PUBLISHED, 4096)
+    assert RATES.covers(ModelConfig.from_preset("v4-flash", initializer_range=0.008), 4096)
     assert not RATES.covers(FLASH, 8192)
     assert not RATES.covers(ModelConfig.from_preset("v4-pro"), 4096)
     half = RATES.scaled("other", 0.5)
     assert not half.covers(FLASH, 4096)
-    assert (half.matrix_tflops.value, half.matrix_tflops.mark) == (198.435, "scaled")
+    assert (half.matrix_tflops.value, half.matrix_tflops.mark) == (194.435, "scaled")
     assert model_times(BATCH, half).blocks[4] == pytest.approx(add(TIMES.blocks[4], TIMES.blocks[4]))
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"zb-h1 splits the backward pass, so layers \[0, 10, 22, 34\] cannot be"):
+    with pytest.raises(
+        ConfigError, match="zb-h1 splits the backward pass, so layers 0, 10, 22, 34 cannot be recomputed"
+    ):
         run(TUNED, 1, schedule="zb-h1")
     with pytest.raises(ConfigError, match=r"recomputed layers \[43\]: only decoder layers are recomputed, 0 to 42"):
-        stage_times(TIMES, TUNED, {43})
+        stage_times(TIMES, TUNED, Recompute.of((43,)))
     with pytest.raises(ConfigError, match="schedule 1f1b: 2 stages on each rank; it takes 1"):
         run(SPREAD)
 

@@ -152,3 +152,35 @@ def test_schedules_that_cannot_be(arguments, message):
 def test_times_and_bytes_are_by_stage():
     with pytest.raises(ConfigError, match="has 4 stages; times of 4 and bytes of 3 were given"):
         simulate(build_schedule("1f1b", 4, 4), [StageTime(1, 2)] * 4, [StageBytes(1)] * 3)
+
+
+def test_a_rank_ends_with_its_step():
+    """Once an iteration, after the last operation; all chunks of a rank together."""
+    third = Fraction(1, 3)
+    plain = [StageTime(Fraction(1), Fraction(2), Fraction(1))] * 4
+    for name, chunks in (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2)):
+        order = build_schedule(name, 4 // chunks, 8, chunks)
+        without = simulate(order, plain)
+        assert all(rank.step == 0 for rank in without.ranks)
+        same = simulate(order, [time._replace(step=third) for time in plain])
+        assert same.seconds == without.seconds + third * chunks  # rank 0 ends last
+        assert all(rank.step == third * chunks for rank in same.ranks)
+        assert all(rank.busy + rank.bubble + rank.step == same.seconds for rank in same.ranks)
+        assert [r.events for r in same.ranks] == [r.events for r in without.ranks]
+    last = simulate(build_schedule("1f1b", 4, 8), [*plain[:3], plain[3]._replace(step=Fraction(10))])
+    assert last.seconds == last.ranks[3].events[-1].end + 10 and last.ranks[0].step == 0
+
+
+def test_gradients_for_weights_lie_between_the_two_parts_of_the_backward():
+    held = [StageBytes(saved=100, for_weight=10, transient=5, gradients=20)] * 2
+    first, last = simulate(build_schedule("zb-h1", 2, 3), [StageTime(1, 2, 1)] * 2, held).ranks
+    # Rank 1, F0 B0 F1 B1: 110 twice, what waits for W 0 less 100 more 20, and the transient.
+    assert (last.peak_bytes, last.peak_at) == (10 + 20 + 110 + 5, 4)
+    assert first.peak_bytes == 2 * 110 + 5
+
+
+def test_the_order_of_zbv_follows_the_pace():
+    p, m, pace = 4, 32, (10, 13, 9)
+    times = [StageTime(pace[0], pace[1] + pace[2], pace[2])] * (2 * p)
+    equal, followed = (simulate(build_schedule("zbv", p, m, 2, each), times).seconds for each in ((1, 1, 1), pace))
+    assert 2 * m * sum(pace) + (p - 1) * pace[0] <= followed == 2087 < equal

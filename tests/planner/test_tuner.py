@@ -2,77 +2,68 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from random import Random
 
 import pytest
-from ruamel.yaml import YAML
 
-from undertow.config.clusters import parse_cluster
+import undertow
 from undertow.config.errors import ConfigError, DoesNotFit
 from undertow.config.model import ModelConfig
-from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective
 from undertow.planner.activations import Microbatch
-from undertow.planner.calibration import MI355X_FLASH
+from undertow.planner.calibration_file import shipped_calibration
 from undertow.planner.case import Case
 from undertow.planner.costs import MicrobatchShape, model_times
 from undertow.planner.geometry import Batch, Geometry, build_geometry
+from undertow.planner.grid import Grid
 from undertow.planner.layout import parse_layout
 from undertow.planner.memory import Held, MemoryModel
 from undertow.planner.parameters import Stage
 from undertow.planner.pipeline import pipeline_timeline
 from undertow.planner.price import StagePrice
-from undertow.planner.rates import MI355X_V4_FLASH
+from undertow.planner.recompute import Recompute
 from undertow.planner.search import search
 from undertow.planner.state import state_profile
 from undertow.planner.trials import Trials
-from undertow.planner.tuner import Grid, tune, tune_cases
+from undertow.planner.tuner import tune, tune_cases
 
-FLASH = ModelConfig.from_preset("v4-flash")
+SHIPPED = shipped_calibration()
 PUBLISHED = ModelConfig.from_preset("v4-flash", indexer="own_rank")
-TIMES = model_times(MicrobatchShape(FLASH, 4096), MI355X_V4_FLASH)
+TIMES = model_times(MicrobatchShape(PUBLISHED, 4096, frozen_indexer=True), SHIPPED.rates)
 FINAL = parse_layout("Et*10|t*12|t*12|t*9mL")
-(POOL,) = parse_cluster("32xMI355X")
-RUN = {
-    "rates": MI355X_V4_FLASH,
-    "profile": state_profile("published-bf16"),
-    "implementation": "primus",
-    "calibration": MI355X_FLASH,
-}
 
 
 def case(limit: float, implementation="primus", ranks: int = 4, **options) -> Case:
     """Costs and memory of the published runs: 8 GPUs a stage, 32 microbatches, `limit` in GB."""
     m = Microbatch(PUBLISHED, build_geometry(8 * ranks, pipeline=ranks, expert=8), Batch(256, 4096), implementation)
-    memory = MemoryModel(m, state_profile("published-bf16"), MI355X_FLASH)
+    memory = MemoryModel(m, state_profile("published-bf16"), SHIPPED.memory)
     return Case(TIMES, memory, 32, (round(limit * 1e9),) * ranks, **options)
 
 
 @pytest.mark.parametrize(
     ("limit", "implementation", "layout", "recompute", "seconds", "printed"),
     [
-        (288, "primus", "Et*11|t*12|t*11|t*9mL", (), 8.5294, 8.529),
-        (273.6, "primus", "Et*11|t*12|t*11|t*9mL", (0,), 8.5355, 8.551),
-        (260, "primus", "Et*11|t*11|t*12|t*9mL", (0, 1), 8.5637, 8.563),
-        (220, "primus", "Et*10|t*11|t*12|t*10mL", (0, 1, 3, 11, 13), 8.7347, 8.734),
-        (192, "primus", "Et*10|t*11|t*12|t*10mL", (0, 1, 3, 5, 7, 11, 13, 15, 17, 19, 21, 23, 25), 9.2076, 9.207),
-        (192, "tight", "Et*11|t*11|t*12|t*9mL", (0, 1), 8.5637, 8.570),
+        (288, "primus", "Et*11|t*12|t*11|t*9mL", (), 8.5280, 8.529),
+        (273.6, "primus", "Et*11|t*12|t*11|t*9mL", (0,), 8.5342, 8.551),
+        (260, "primus", "Et*11|t*11|t*12|t*9mL", (0, 1), 8.5622, 8.563),
+        (220, "primus", "Et*10|t*11|t*12|t*10mL", (0, 1, 3, 11, 13), 8.7454, 8.734),
+        (192, "primus", "Et*10|t*11|t*12|t*10mL", (0, 1, 3, 5, 7, 11, 13, 15, 17, 19, 21, 23, 25), 9.2189, 9.207),
+        (192, "tight", "Et*11|t*11|t*12|t*9mL", (0, 1), 8.5622, 8.570),
     ],
 )
 def test_table_of_limits(limit, implementation, layout, recompute, seconds, printed):
     tuned = tune_cases([case(limit, implementation)])
     best = tuned.best
-    assert (str(best.layout), best.recompute, round(best.seconds, 4)) == (layout, recompute, seconds)
+    assert (str(best.layout), best.recompute, round(best.seconds, 4)) == (layout, Recompute.of(recompute), seconds)
     assert best.seconds <= 1.003 * printed
     assert best.proven and best.memory.fits and best.memory.limit_bytes == round(limit * 1e9)
     assert len(tuned.runners_up) == 3 and all(plan.memory.fits for plan in tuned.runners_up)
     order = [round(plan.seconds, 10) for plan in (best, *tuned.runners_up)]
     assert order == sorted(order)
-    assert tuned.unlimited_seconds == pytest.approx(8.392, abs=1e-3)
+    assert tuned.unlimited_seconds == pytest.approx(8.411, abs=1e-3)
 
 
 def test_five_per_cent_margin_gives_the_published_layout_or_a_faster_one():
@@ -83,13 +74,13 @@ def test_five_per_cent_margin_gives_the_published_layout_or_a_faster_one():
     plain = [plan for plan in tuned.runners_up if not plan.recompute]
     assert plain[0].layout == FINAL and plain[0].seconds == published
     assert tuned.prices == (
-        StagePrice(0, 16, pytest.approx(0.0061, abs=1e-4)),
+        StagePrice(0, 16, pytest.approx(0.0062, abs=1e-4)),
         *(StagePrice(r, 0, 0) for r in (1, 2, 3)),
     )
     assert tuned.prices[0].seconds_per_gb == tuned.prices[0].seconds / 16
     assert tuned.binding == (
-        "memory of rank 0 (271.3 of 273.6 GB with layers 0 computed again): without a limit an iteration would take "
-        "8.392 s instead of 8.535 s"
+        "memory of rank 0 (271.4 of 273.6 GB with layers 0 computed again): without a limit an iteration would take "
+        "8.411 s instead of 8.534 s"
     )
 
 
@@ -106,20 +97,40 @@ def test_tight_activations_and_interleaving_beat_the_published_layout():
     assert published / tuned.best.seconds > 1.08
     # The prediction that was published with the costs: 7.90 s for this layout.
     assert str(tuned.best.layout) == "Et*6|t*5|t*6|t*6|t*6|t*6|t*5|t*3mL"
-    assert tuned.best.seconds == pytest.approx(7.8966, abs=1e-4)
+    assert tuned.best.seconds == pytest.approx(7.9116, abs=1e-4)
 
 
-def test_four_ranks_take_less_than_a_second():
-    began = time.process_time()
-    tune_cases([case(273.6)])
-    assert time.process_time() - began < 1.0
+def simulated(monkeypatch) -> list[int]:
+    """Operations of each layout that is simulated from now on."""
+    sizes: list[int] = []
+    plain = Case.seconds
+
+    def counted(self, times):
+        sizes.append(self.order.operations)
+        return plain(self, times)
+
+    monkeypatch.setattr(Case, "seconds", counted)
+    return sizes
 
 
-def test_eight_ranks_with_virtual_stages_take_less_than_ten_seconds():
-    began = time.process_time()
+@pytest.mark.parametrize("limit", [288, 220, 192])
+def test_four_ranks_take_few_simulations(monkeypatch, limit):
+    sizes = simulated(monkeypatch)
+    assert tune_cases([case(limit)]).best.proven
+    assert len(sizes) < 1500 and sum(sizes) < 400_000
+
+
+def test_eight_ranks_with_virtual_stages_keep_to_their_work(monkeypatch):
+    sizes = simulated(monkeypatch)
     tuned = tune_cases([case(200, ranks=8, schedule="interleaved", chunks=2)])
-    assert time.process_time() - began < 10.0
     assert tuned.best.memory.fits and tuned.best.seconds < 4.70 and not tuned.best.proven
+    assert sum(sizes) < 4_000_000
+
+
+def test_single_modules_are_cheaper_than_whole_layers():
+    whole = tune_cases([case(220)]).best
+    parts = tune_cases([case(220, granularity="module")]).best
+    assert parts.seconds < whole.seconds and parts.recompute.modules and parts.memory.fits
 
 
 def test_never_over_the_limit():
@@ -132,31 +143,33 @@ def test_never_over_the_limit():
             assert not search(Trials.of(case(limit, implementation)), 1).trials
             continue
         for plan in (tuned.best, *tuned.runners_up):
-            again = case(limit, implementation).weigh(plan.layout, frozenset(plan.recompute), round(limit * 1e9))
+            again = case(limit, implementation).weigh(plan.layout, plan.recompute, round(limit * 1e9))
             assert again.peak.total_bytes == plan.peak_bytes <= limit * 1e9
 
 
-def test_grid_of_a_pool():
-    tuned = tune(PUBLISHED, POOL, Batch(256, 4096), grid=Grid(pipeline=(4, 8), schedules=(("1f1b", 1),)), **RUN)
-    assert (tuned.best.geometry.pipeline, tuned.best.geometry.expert) == (4, 8)
-    assert tuned.best.memory.limit_bytes == 273_600_000_000
-    wide = tune(PUBLISHED, POOL, Batch(256, 4096), grid=Grid(), **RUN)
-    assert wide.best.seconds <= tuned.best.seconds and wide.best.geometry.pipeline == 2
-    assert tuned.uncalibrated == ()
-    other = tune(FLASH, POOL, Batch(256, 8192), grid=Grid((8,), (4,)), **RUN)
-    assert (
-        other.uncalibrated[-1] == "time: rates mi355x-v4-flash were not fitted to this model, sequence length and GPU"
+def test_grid_of_widths():
+    start = undertow.plan(PUBLISHED, "32xMI355X", pipeline=4, expert=8).task
+    four = tune([(start, Grid((4, 8), (8, 4), schedules=(("1f1b", 1),)))], 273_600_000_000)
+    assert (four.best.geometry.pipeline, four.best.geometry.expert) == (4, 8)
+    assert four.best.memory.limit_bytes == 273_600_000_000
+    heard = []
+    wide = tune(
+        [(start, Grid((2, 4, 8), (8, 4), schedules=(("1f1b", 1), ("zb-h1", 1))))],
+        273_600_000_000,
+        progress=lambda done, of: heard.append((done, of)),
     )
+    assert wide.best.seconds <= four.best.seconds
+    assert heard == [(n, wide.cases) for n in range(1, wide.cases + 1)]
+    assert 0 < len(wide.searched) < wide.cases
 
 
-def test_fragment_is_a_recipe():
-    tuned = tune(PUBLISHED, POOL, Batch(256, 4096), grid=Grid(pipeline=(4,), expert=(8,)), **RUN)
-    text = tuned.best.fragment
-    assert text.splitlines()[0] == "# layout Et*11|t*12|t*11|t*9mL, schedule 1f1b, 32 microbatches"
-    run = RunConfig.model_validate({"model": PUBLISHED, **YAML(typ="safe").load(io.StringIO(text))})
-    assert run.recompute.layers == [0]
-    assert (run.train.batch_size, run.train.micro_batch_size, run.train.sequence_length) == (256, 1, 4096)
-    assert "layers: none\n" in tune_cases([case(10_000)]).best.fragment
+def test_a_case_that_is_nowhere_better_is_not_searched():
+    """Fewer experts a rank: the same seconds, and less memory."""
+    m = case(288).memory.m
+    narrow = replace(m, geometry=build_geometry(32, pipeline=4, expert=4))
+    memory = MemoryModel(narrow, state_profile("published-bf16"), SHIPPED.memory)
+    found = tune_cases([Case(TIMES, memory, 32, (288 * 10**9,) * 4), case(288)])
+    assert found.cases == 2 and [each.memory.m.geometry.expert for each in found.searched] == [8]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -165,9 +178,9 @@ def test_one_gpu_with_exact_memory(share):
     config = ModelConfig.from_preset("v4-small")
     m = Microbatch(config, Geometry(), Batch(4, 4096), "reference", "bfloat16", Objective(balance_rows=1))
     memory = MemoryModel(m, state_profile("muon-fp32"))
-    times = model_times(MicrobatchShape(config, 4096), MI355X_V4_FLASH)
+    times = model_times(MicrobatchShape(config, 4096), SHIPPED.rates)
     held = [Held(Stage((*range(len(times.blocks)),), True, True), 1)]
-    most, least = (memory.rank(0, held, frozenset(range(n))).total_bytes for n in (0, 9))
+    most, least = (memory.rank(0, held, Recompute.of(range(n))).total_bytes for n in (0, 9))
     limit = int(least + share * (most - least))
     best = tune_cases([Case(times, memory, 4, (limit,))]).best
     assert str(best.layout) == "Et*9mL" and least <= best.peak_bytes <= limit < 1.001 * most
@@ -185,19 +198,19 @@ def test_nothing_fits():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("grid", "limit", "message"),
     [
-        ({"margin": 1.0}, "margin is 1.0; allowed: at least 0, below 1"),
-        ({"limit": 0}, "limit is 0 bytes; allowed: at least 1"),
-        ({"grid": Grid(pipeline=(3,))}, "32 GPUs are not a multiple of tensor 1 x pipeline 3 x context 1 = 3"),
-        ({"grid": Grid(expert=(16,), pipeline=(2,))}, "implementation primus: its expert kernel needs expert 2 to 8"),
-        ({"grid": Grid(pipeline=())}, "the grid is empty; give at least one of every width and schedule"),
-        ({"grid": Grid((8,), (4,), schedules=(("zbv", 1),))}, "schedule zbv: 1 stages on each rank; it takes 2"),
+        (Grid(), 0, "limit is 0 bytes; allowed: at least 1"),
+        (Grid(pipeline=(3,)), 10**11, "32 GPUs are not a multiple of tensor 1 x pipeline 3 x context 1 = 3"),
+        (Grid(expert=(16,), pipeline=(2,)), 10**11, "implementation primus: its expert kernel needs expert 2 to 8"),
+        (Grid(pipeline=()), 10**11, "the grid is empty; give at least one of every width and schedule"),
+        (Grid((8,), (4,), schedules=(("zbv", 1),)), 10**11, "schedule zbv: 1 stages on each rank; it takes 2"),
     ],
 )
-def test_what_cannot_be_tuned(options, message):
+def test_what_cannot_be_tuned(grid, limit, message):
+    start = undertow.plan(PUBLISHED, "32xMI355X", pipeline=4, expert=8).task
     with pytest.raises(ConfigError) as refusal:
-        tune(PUBLISHED, POOL, Batch(256, 4096), **{**RUN, **options})
+        tune([(start, grid)], limit)
     assert str(refusal.value).startswith(message)
 
 

@@ -6,12 +6,19 @@ import json as json_module
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from undertow.cli.config import Overrides
+from undertow.cli.meter import meter
+from undertow.cli.sizing import size
 from undertow.config.errors import DoesNotFit, InputError
+
+if TYPE_CHECKING:
+    from undertow.config.gpus import Gpu
+    from undertow.planner.calibration import Calibration
+    from undertow.planner.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -32,27 +39,31 @@ def plan(
         ),
     ],
     gpus: Annotated[
-        str, typer.Option(help="NxGPU, such as 32xMI355X; NxGPU+NxGPU for GPUs that train and GPUs that sample.")
-    ],
+        str | None,
+        typer.Option(help="NxGPU, such as 32xMI355X; NxGPU+NxGPU for GPUs that train and GPUs that sample."),
+    ] = None,
     overrides: Overrides = None,
     layout: Annotated[
         str | None, _width("layers spread evenly", "Pipeline layout, such as 'Et*10|t*12|t*12|t*9mL'.")
     ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor parallelism, in ranks.")] = 1,
-    pp: Annotated[int | None, _width("the smallest that fits", "Pipeline parallelism, in ranks.")] = None,
-    ep: Annotated[int | None, _width("up to 8", "Expert parallelism, in ranks.")] = None,
-    cp: Annotated[int, typer.Option(help="Context parallelism, in ranks.")] = 1,
+    tp: Annotated[int | None, _width("the recipe's, or 1, wider where nothing fits", "Tensor parallelism.")] = None,
+    pp: Annotated[
+        int | None, _width("the recipe's, or the smallest that fits", "Pipeline parallelism, in ranks.")
+    ] = None,
+    ep: Annotated[int | None, _width("the recipe's, or up to 8", "Expert parallelism, in ranks.")] = None,
+    cp: Annotated[int | None, _width("the recipe's, or 1", "Context parallelism, in ranks.")] = None,
     micro_batch: Annotated[
         int | None, _width("the recipe's, or 1", "Sequences a forward pass and data-parallel rank.")
     ] = None,
     global_batch: Annotated[int | None, _width("the recipe's, or 8 a GPU", "Sequences a step.")] = None,
     sequence_length: Annotated[int | None, _width("the recipe's, or 4096", "Tokens a sequence.")] = None,
     schedule: Annotated[
-        str | None, _width("1f1b, or interleaved if the layout asks for it", "1f1b, interleaved, zb-h1 or zbv.")
+        str | None,
+        _width("the recipe's, or 1f1b, or interleaved if the layout asks for it", "1f1b, interleaved, zb-h1 or zbv."),
     ] = None,
     recompute: Annotated[
         str | None,
-        _width("the recipe's, or none", "Layers to recompute: none, all, 0,4,10-12, or first:3 of each stage."),
+        _width("the recipe's, or none", "Layers: none, all, 0,4,10-12, first:3 of each stage; or parts: query:0-10."),
     ] = None,
     state: Annotated[
         str | None,
@@ -65,9 +76,53 @@ def plan(
             "Whose saved activations count: tight, primus or reference.",
         ),
     ] = None,
+    offload_optimizer: Annotated[
+        bool, typer.Option("--offload-optimizer", help="Keep the optimizer state in the memory of the host.")
+    ] = False,
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit",
+            help="Ask for the smallest clusters: of all GPUs, or of --gpus MI355X+H200. With a number of GPUs, for the "
+            "largest micro-batch and the longest sequence that fit.",
+        ),
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Plan replicas that serve the model, and no training.")
+    ] = False,
+    weights: Annotated[
+        str | None, _width("the smallest that the GPU computes in", "With --serve, stored weights: fp4, fp8 or bf16.")
+    ] = None,
+    cache: Annotated[str | None, _width("fp8", "With --serve, the cache: fp8, fp8-fp4 or bf16.")] = None,
+    memory_fraction: Annotated[float | None, _width("0.9", "With --serve, the share of a GPU's memory to use.")] = None,
     gpu_file: Annotated[Path | None, _width("none", "YAML file with GPUs that the catalogue lacks.")] = None,
+    calibration: Annotated[
+        Path | None, _width("the shipped one", "Plan with this calibration, a file that --calibrate wrote.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        _width("none", "Fit a calibration to measured runs in this JSON file, write it beside, and plan with it."),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search for the fastest layout that fits, and for all widths left open.")
+    ] = False,
+    margin: Annotated[
+        float | None, _width("0.05", "With --tune, the share of a GPU's memory that is left free.")
+    ] = None,
+    memory_limit: Annotated[
+        float | None, _width("the GPU's", "With --tune, GB (10^9 bytes) of a GPU, of which --margin is left free.")
+    ] = None,
+    granularity: Annotated[
+        str | None, _width("layer", "With --tune, what is recomputed: layer (whole layers) or module (parts too).")
+    ] = None,
+    fragment: Annotated[
+        Path | None, _width("none", "With --tune, write what was chosen as YAML for a recipe to this file.")
+    ] = None,
     json: Annotated[
         Path | None, _width("none", "Write one JSON object to this file; - is standard output, instead of text.")
+    ] = None,
+    html: Annotated[
+        Path | None, _width("none", "Write a page to look at, timeline and all, to this file; it needs no network.")
     ] = None,
 ) -> None:
     """Show parameters, memory of every stage against the limit, operations, seconds and bubbles of a run.
@@ -77,34 +132,84 @@ def plan(
     from undertow.config.clusters import read_gpus
     from undertow.planner.plan import plan as make
 
-    found = make(
-        model,
-        gpus,
-        layout=layout,
-        tensor=tp,
-        pipeline=pp,
-        expert=ep,
-        context=cp,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        sequence_length=sequence_length,
-        schedule=schedule,
-        recompute=recompute,
-        state=state,
-        implementation=implementation,
-        own_gpus=read_gpus(gpu_file, os.environ) if gpu_file else (),
-        overrides=overrides or (),
-        environment=os.environ,
-    )
+    if gpus is None and not fit:
+        raise InputError("Missing option '--gpus'; write NxGPU, as 32xMI355X, or ask with --fit how many it takes")
+    said = dict(
+        layout=layout, tensor=tp, pipeline=pp, expert=ep, context=cp, micro_batch=micro_batch,
+        global_batch=global_batch, sequence_length=sequence_length, schedule=schedule, recompute=recompute, state=state,
+        implementation=implementation, offload_optimizer=offload_optimizer,
+    )  # fmt: skip
+    serving = {"weights": weights, "cache": cache, "memory_fraction": memory_fraction}
+    other = {"--tune": tune, "--html": html, "--calibrate": calibrate, "--calibration": calibration}
+    if sized := size(model, gpus, said, serving, other, fit=fit, serve=serve, gpu_file=gpu_file, overrides=overrides):
+        _answer(sized, json)
+        return
+    assert gpus is not None  # --fit alone goes without
+    search = _search(tune, {"--margin": margin, "--memory-limit": memory_limit, "--granularity": granularity}, fragment)
+    own = read_gpus(gpu_file, os.environ) if gpu_file else ()
+    with meter("tuning, combinations searched") as progress:
+        found = make(
+            model,
+            gpus,
+            **said,
+            calibration=_fitted(calibrate, calibration, own) if calibrate else calibration,
+            **search,
+            progress=progress,
+            own_gpus=own,
+            overrides=overrides or (),
+            environment=os.environ,
+        )
+    if fragment is not None and found.tuned is not None:
+        _write(fragment, found.tuned.fragment, "--fragment")
+    if html is not None:
+        _draw(html, found)
+    _answer(found, json)
+
+
+def _answer(found: Any, json: Path | None) -> None:
+    """Print a plan of any kind, write it where asked, and end with code 3 if it does not fit."""
     if json is not None:
-        _write(json, json_module.dumps(found.json(), indent=2) + "\n")
+        _write(json, json_module.dumps(found.json(), indent=2) + "\n", "--json")
     if json is None or str(json) != "-":
         print(found)
     if found.refusal:
         raise DoesNotFit(found.refusal)
 
 
-def _write(target: Path, content: str) -> None:
+def _fitted(measurements: Path, other: Path | None, own: tuple[Gpu, ...]) -> Calibration:
+    """The calibration of measurements, written beside them; every row goes to standard error."""
+    from undertow.planner.calibration_file import write_calibration
+    from undertow.planner.calibration_text import calibration_text
+    from undertow.planner.fit import fit_calibration
+
+    if other is not None:
+        raise InputError(f"--calibrate {measurements} and --calibration {other}: both name one; give one of them")
+    found, target = fit_calibration(measurements, own), measurements.with_suffix(".calibration.json")
+    write_calibration(found, target)
+    typer.echo(f"{calibration_text(found)}\n  written to {target}\n", err=True)
+    return found
+
+
+def _draw(target: Path, found: Plan) -> None:
+    from undertow.planner.drawing import page_document
+    from undertow.report.page import write_page
+    from undertow.report.plan import plan_page
+
+    write_page(target, plan_page(page_document(found)), "--html")
+
+
+def _search(tune: bool, given: dict[str, Any], fragment: Path | None) -> dict[str, Any]:
+    """Arguments of the plan that say what is searched. Refuses options that have no effect without `--tune`."""
+    named = {option: value for option, value in {**given, "--fragment": fragment}.items() if value is not None}
+    if named and not tune:
+        option, value = next(iter(named.items()))
+        raise InputError(f"{option} {value}: it has an effect with --tune alone; add --tune")
+    keys = {option.removeprefix("--").replace("-", "_"): value for option, value in named.items()}
+    keys.pop("fragment", None)
+    return {"tune": tune, **keys}
+
+
+def _write(target: Path, content: str, option: str) -> None:
     """Standard output, or the file, replaced in one step."""
     if str(target) == "-":
         print(content, end="")
@@ -119,4 +224,4 @@ def _write(target: Path, content: str) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise InputError(f"{target}: cannot be written ({error.strerror}); choose another with --json FILE") from None
+        raise InputError(f"{target}: cannot be written ({error.strerror}); choose another with {option} FILE") from None

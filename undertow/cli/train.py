@@ -44,6 +44,11 @@ def train(
 
     patient_threads()
     resolved = resolve(recipe, overrides or [], os.environ)
+    parallel = resolved.config.parallel
+    if parallel.layout is not None:
+        from undertow.planner.layout import check_layout, parse_layout
+
+        check_layout(parse_layout(parallel.layout), resolved.config.model, parallel.pipeline)
     from undertow.cli.doctor import examine
     from undertow.train.pretrain import pretrain
     from undertow.train.progress import duration, reporter

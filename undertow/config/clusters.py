@@ -13,10 +13,14 @@ from undertow.config.errors import ConfigError
 from undertow.config.gpus import GPUS, Dialect, Gpu, Source
 from undertow.config.layer import SECTION, Entry
 from undertow.config.presets import nearest
+from undertow.config.scalars import told
 
-LARGEST_POOL = 1_000_000
+LARGEST_POOL, LEAST_MEMORY = 1_000_000, 10**9
 _NEEDED: tuple[str, ...] = ("memory", "bandwidth", "bf16", "fp8", "link")
-_OPTIONAL: Mapping[str, Any] = {"arch": "unknown", "compute_units": 0, "lds": 0, "dialect": "ocp"}
+_OPTIONAL: Mapping[str, Any] = {
+    "arch": "unknown", "compute_units": 0, "lds": 0, "dialect": "ocp", "fp4": 0, "domain": 8,
+}  # fmt: skip
+_DIGITS = 30  # of a number of GPUs that is read at all
 _POOL = re.compile(r"(?:(\d+)\s*[xX]\s*)?([A-Za-z][\w.-]*)")
 
 
@@ -37,21 +41,21 @@ def parse_cluster(text: str, own: Sequence[Gpu] = ()) -> tuple[Pool, ...]:
     bounds, and an unknown GPU, with the nearest name.
     """
     known = {gpu.name.lower(): gpu for gpu in (*GPUS, *own)}
-    pools = []
+    said, pools = f"gpus {told(text)}", []
     for part in text.split("+"):
         match = _POOL.fullmatch(part.strip())
         if not match:
-            raise ConfigError(
-                f"gpus '{text}': '{part.strip()}' is not a pool; write NxGPU, as 32xMI355X or 8xH200+4xH200"
-            )
-        count, name = int(match[1] or 1), match[2]
+            raise ConfigError(f"{said}: {told(part.strip())} is not a pool; write NxGPU, as 32xMI355X or 8xH200+4xH200")
+        digits, name = match[1] or "1", match[2]
+        count = int(digits) if len(digits) <= _DIGITS else LARGEST_POOL + 1
         if not 1 <= count <= LARGEST_POOL:
-            raise ConfigError(f"gpus '{text}': a pool of {count} GPUs; allowed: 1 to {LARGEST_POOL}")
+            given = digits if len(digits) <= _DIGITS else f"{digits[:_DIGITS]}..."
+            raise ConfigError(f"{said}: a pool of {given} GPUs; allowed: 1 to {LARGEST_POOL}")
         gpu = known.get(name.lower())
         if gpu is None:
             near = nearest(name.upper(), [each.name for each in known.values()])
             names = ", ".join(each.name for each in known.values())
-            raise ConfigError(f"gpus '{text}': unknown GPU '{name}'{near} (known: {names}; others from a YAML file)")
+            raise ConfigError(f"{said}: unknown GPU {told(name)}{near} (known: {names}; others from a YAML file)")
         pools.append(Pool(count, gpu))
     return tuple(pools)
 
@@ -59,11 +63,12 @@ def parse_cluster(text: str, own: Sequence[Gpu] = ()) -> tuple[Pool, ...]:
 def read_gpus(path: Path, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """GPUs described in a YAML file, as a mapping from name to figures in the units of `Gpu`.
 
-    `memory` (bytes), `bandwidth`, `bf16`, `fp8` and `link` are needed, `arch`, `compute_units`, `lds` and `dialect` may
-    be left out; `source` says where the figures are from (default `unknown`). Raises `ConfigError` with file and line.
+    `memory` (bytes, 10^9 at least), `bandwidth`, `bf16`, `fp8` and `link` are needed, `arch`, `compute_units`, `lds`,
+    `dialect`, `fp4` and `domain` may be left out; `source` says where the figures are from (default `unknown`). Raises
+    `ConfigError` with file and line.
     """
     described: dict[str, dict[str, Entry]] = {}
-    for key, entry in read_document(path, environment).items():
+    for key, entry in read_document(path, environment, "GPU file").items():
         name, _, figure = key.partition(".")
         if entry.value is SECTION and not figure:
             described[name] = {"": entry}
@@ -101,9 +106,9 @@ def _figure(name: str, figure: str, entry: Entry) -> Any:
     if choices or figure == "arch":
         good, allowed = isinstance(value, str) and value in (choices or (value,)), ", ".join(choices or ("text",))
     else:
-        least = 0 if figure in _OPTIONAL else 1
+        least = 0 if figure in _OPTIONAL else LEAST_MEMORY if figure == "memory" else 1
         good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < 1e30
-        allowed = f"a number from {least}"
+        allowed = f"a number from {least}" if figure != "memory" else "bytes from 1e9 (288 GB are 288e9)"
     if not good:
         raise ConfigError(f"{entry.source}: GPU {name}: {figure} is {entry.told()}; allowed: {allowed}")
     whole = {field.name for field in dataclasses.fields(Gpu) if field.type == "int"}

@@ -1,4 +1,4 @@
-"""One recipe file: YAML read with positions, so that every value knows its line."""
+"""One YAML file read with positions, so that every value knows its line: a recipe, or a list of GPUs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
+def read_document(path: Path, environment: Mapping[str, str], what: str = "recipe") -> Layer:
     """The keys of one file with their lines, variables substituted; `extends` is among them, not yet followed.
+
+    `what` the file is called in messages.
 
     Raises `ConfigError`, naming file and line, for a file that cannot be read, is not YAML, repeats a key, is not a
     mapping at the top, or holds a value that no key takes (a date, a tagged scalar).
@@ -45,9 +47,9 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{name}: cannot read this recipe: {reason}") from None
+        raise ConfigError(f"{name}: cannot read this {what}: {reason}") from None
     try:
-        return _read(text, name, environment)
+        return _read(text, name, environment, what)
     except DuplicateKeyError as error:
         repeated = str(error.problem).replace("found duplicate", "repeated")
         raise ConfigError(f"{_line_of(name, error)}: {repeated}") from None
@@ -57,7 +59,7 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Layer:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{name}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
     except RecursionError:
-        raise ConfigError(f"{name}: not a recipe: its brackets or mappings are nested too deeply to read") from None
+        raise ConfigError(f"{name}: not a {what}: its brackets or mappings are nested too deeply to read") from None
 
 
 class _Constructor(RoundTripConstructor):
@@ -72,13 +74,13 @@ class _Constructor(RoundTripConstructor):
             raise ConstructorError(None, None, problem, node.start_mark) from None
 
 
-def _read(text: str, name: str, environment: Mapping[str, str]) -> Layer:
+def _read(text: str, name: str, environment: Mapping[str, str], what: str) -> Layer:
     reader = YAML(typ="rt", pure=True)
     reader.Constructor = _Constructor
     tree = reader.load(text)
     if not isinstance(tree, CommentedMap):
         given = "nothing" if tree is None else f"a {'list' if isinstance(tree, list) else 'single value'}"
-        raise ConfigError(f"{name}:1: a recipe is a mapping of keys, but this file holds {given}")
+        raise ConfigError(f"{name}:1: a {what} is a mapping of keys, but this file holds {given}")
     layer: Layer = {}
     _collect(tree, name, environment, "", layer)
     return layer

@@ -20,8 +20,8 @@ class Gpu:
     """One model of GPU. Rates are dense and without sparsity, in operations or bytes a second.
 
     `memory` is in bytes (10^9 to the GB that is sold), `bandwidth` that of the memory, `link` one way between GPUs of a
-    machine, all links together; `lds` the bytes of shared memory of one compute unit. Figures that `sources` does not
-    name are the vendor's.
+    machine, all links together; `lds` the bytes of shared memory of one compute unit; `fp4` is 0 without FP4 units;
+    `domain` are the GPUs that links join. Figures that `sources` does not name are the vendor's.
     """
 
     name: str
@@ -35,6 +35,8 @@ class Gpu:
     lds: int
     dialect: Dialect
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
+    fp4: float = 0.0
+    domain: int = 8
 
     def source(self, figure: str) -> Source:
         """Where the figure of that name is from."""
@@ -60,17 +62,17 @@ GPUS: tuple[Gpu, ...] = (
     ),
     Gpu(
         "MI355X", "gfx950", 256, 288 * _GB, 8.0 * _TB, 2516.6 * _TERA, 5033 * _TERA, 537.6e9, 160 * _KIB, "ocp",
-        {"link": "public"},
+        {"link": "public"}, 10066 * _TERA,
     ),
     Gpu("H100", "sm_90", 132, 80 * _GB, 3.35 * _TB, 989.4 * _TERA, 1978.9 * _TERA, 450e9, 228 * _KIB, "ocp"),
     Gpu("H200", "sm_90", 132, 141 * _GB, 4.8 * _TB, 989.4 * _TERA, 1978.9 * _TERA, 450e9, 228 * _KIB, "ocp"),
     Gpu(
         "B200", "sm_100", 148, 192 * _GB, 8.0 * _TB, 2250 * _TERA, 4500 * _TERA, 900e9, 228 * _KIB, "ocp+mx",
-        {"compute_units": "unknown"},
+        {"compute_units": "unknown"}, 9000 * _TERA,
     ),
     Gpu(
         "GB300", "sm_103", 160, 288 * _GB, 8.0 * _TB, 2500 * _TERA, 5000 * _TERA, 900e9, 228 * _KIB, "ocp+mx",
-        {"compute_units": "public"},
+        {"compute_units": "public"}, 15000 * _TERA, 72,
     ),
 )  # fmt: skip
 

@@ -36,8 +36,12 @@ def read_config(path: Path) -> ModelConfig:
     missing, contradictory or ask for something Undertow does not build.
     """
     file = path / "config.json" if path.is_dir() else path
-    values = _read_json(file)
-    where, model_type = str(file), values.get("model_type")
+    return config_of(_read_json(file), str(file))
+
+
+def config_of(values: dict[str, Any], where: str) -> ModelConfig:
+    """The model that the object of a `config.json` describes; `where` names it in errors. Raises as `read_config`."""
+    model_type = values.get("model_type")
     if model_type is None and values.get("architectures") == _FOREIGN["architectures"]:
         model_type = _FOREIGN["model_type"]
     if model_type == MODEL_TYPE:

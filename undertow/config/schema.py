@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undertow.config.model import ModelConfig
+from undertow.config.parallel import ParallelConfig
 from undertow.config.section import Section
 from undertow.config.training import DataConfig, IndexerConfig, RecomputeConfig, TrainConfig
 
@@ -66,6 +67,7 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
     indexer: IndexerConfig = IndexerConfig()  # type: ignore[call-arg]
     recompute: RecomputeConfig = RecomputeConfig()  # type: ignore[call-arg]
+    parallel: ParallelConfig = ParallelConfig()  # type: ignore[call-arg]
     numerics: NumericsConfig = NumericsConfig()  # type: ignore[call-arg]
     attention: AttentionConfig = AttentionConfig()  # type: ignore[call-arg]
     ops: dict[OpName, Backend] = Field(
@@ -113,4 +115,10 @@ class RunConfig(Section):
             raise ValueError(
                 f"recompute.layers {layers}: layers are 0 to {self.model.num_hidden_layers - 1} in this model"
             )
+        for name, chosen in self.recompute.modules.items():
+            if isinstance(chosen, list) and any(layer >= self.model.num_hidden_layers for layer in chosen):
+                raise ValueError(
+                    f"recompute.modules.{name} {chosen}: layers are 0 to {self.model.num_hidden_layers - 1} in this "
+                    "model"
+                )
         return self

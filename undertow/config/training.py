@@ -34,6 +34,12 @@ Stages = Annotated[list[Pair], AfterValidator(_ascending)]
 """`[step, value]` pairs: from that optimizer step on, the value."""
 
 
+Layers = list[Annotated[int, Field(ge=0)]]
+RecomputeModule = Literal[
+    "mixer_norm", "query", "attention_core", "output", "expert_activation", "shared_expert", "moe"
+]  # fmt: skip
+
+
 class DataConfig(Section):
     """What is learned from."""
 
@@ -159,6 +165,9 @@ class IndexerConfig(Section):
 class RecomputeConfig(Section):
     """Which activations are computed again in the backward pass instead of kept."""
 
-    layers: Literal["none", "all"] | list[Annotated[int, Field(ge=0)]] = Field(
+    layers: Literal["none", "all"] | Layers = Field(
         "none", description="layers of the trunk whose activations are recomputed: none, all, or their numbers"
+    )
+    modules: dict[RecomputeModule, Literal["all"] | Layers] = Field(
+        {}, description="single modules that are recomputed in other layers, by name: all, or the layers' numbers"
     )

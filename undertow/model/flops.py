@@ -50,12 +50,18 @@ def _window(length: int, window: int) -> int:
     return inside * length - inside * (inside - 1) // 2
 
 
+def index_scores(config: ModelConfig, length: int, *, reported: bool = False) -> int:
+    """Forward operations of the indexer's scores on one row: the part of its term that has no weights."""
+    ratio = config.csa_ratio
+    pairs = length * (length // ratio) if reported else _visible(length, ratio)
+    return 2 * config.index_n_heads * config.index_head_dim * pairs
+
+
 def _indexer(config: ModelConfig, length: int, reported: bool) -> int:
-    d, heads, width, ratio = config.hidden_size, config.index_n_heads, config.index_head_dim, config.csa_ratio
+    d, heads, width = config.hidden_size, config.index_n_heads, config.index_head_dim
     own = config.indexer == "own_rank"
     query = d * width + width * heads * width if own else config.q_lora_rank * heads * width
-    pairs = length * (length // ratio) if reported else _visible(length, ratio)
-    return 2 * length * (query + d * heads + 4 * d * width) + 2 * heads * width * pairs
+    return 2 * length * (query + d * heads + 4 * d * width) + index_scores(config, length, reported=reported)
 
 
 def layer_flops(

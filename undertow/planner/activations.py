@@ -7,18 +7,16 @@ the worst case); `reference` is Undertow's own operators. The first two are in b
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
 from undertow.config.presets import nearest
-from undertow.model.activations import Dtype, Objective, Pass, layer_terms, place_of, saved_terms
+from undertow.model.activations import Dtype, Objective, Pass, layer_terms
 from undertow.planner.geometry import Batch, Geometry
-from undertow.planner.parameters import Stage
+from undertow.planner.recompute import Module
 
 Implementation = Literal["tight", "primus", "reference"]
 
@@ -28,10 +26,17 @@ _PADDED = 576  # width to which that run's attention kernel pads a query head of
 
 
 class Saved(NamedTuple):
-    """Bytes of one kept tensor, or of several of a kind, under a name."""
+    """Bytes of one kept tensor, or of several of a kind, under a name.
+
+    `module` is what frees them if it is computed again by itself, and `moe` whether computing the experts again does.
+    `for_weight`: weight gradients read them, so that they stay where these are put off.
+    """
 
     name: str
     bytes: int
+    module: Module | None = None
+    for_weight: bool = False
+    moe: bool = False
 
 
 def implementation_of(name: str) -> Implementation:
@@ -110,9 +115,10 @@ def _mixers(m: Microbatch) -> Iterator[Saved]:
     n = config.hc_mult
     yield Saved("streams into both mixers", 2 * m.streams)
     yield Saved("mixer logits and weights", 2 * 2 * t * (2 + n) * n * _F32)
-    yield Saved("collapsed streams and their norms", 4 * t * config.hidden_size * _BF16)
+    yield Saved("collapsed streams", 2 * t * config.hidden_size * _BF16)
+    yield Saved("norms of collapsed streams", 2 * t * config.hidden_size * _BF16, for_weight=True)
     if m.implementation == "primus":
-        yield Saved("float32 normalised streams", 2 * t * n * config.hidden_size * _F32)
+        yield Saved("float32 normalised streams", 2 * t * n * config.hidden_size * _F32, "mixer_norm")
         yield Saved("sinkhorn trajectory", 2 * (2 * config.hc_sinkhorn_iters - 1) * t * n * n * _F32)
 
 
@@ -121,13 +127,16 @@ def _attention(m: Microbatch) -> Iterator[Saved]:
     heads = config.num_attention_heads // tensor
     wide = heads * config.head_dim
     fetched = heads * _PADDED if m.implementation == "primus" and config.head_dim == 512 else wide
-    yield Saved("query latent and its norm", 2 * t * config.q_lora_rank * _BF16)
-    yield Saved("queries before and after their norm", t * (wide + fetched) * _BF16)
+    yield Saved("query latent", t * config.q_lora_rank * _BF16)
+    yield Saved("norm of the query latent", t * config.q_lora_rank * _BF16, for_weight=True)
+    yield Saved("queries before and after their norm", t * (wide + fetched) * _BF16, "query")
     yield Saved("key-value latent", 3 * t * config.head_dim * _BF16)
-    yield Saved("log-sum-exp", t * heads * _F32)
-    yield Saved("attention output, rotated and de-rotated", 2 * t * wide * _BF16)
-    yield Saved("output latent", t * config.o_groups * config.o_lora_rank // tensor * _BF16)
-    yield Saved("output", m.own * config.hidden_size * _BF16)
+    yield Saved("log-sum-exp", t * heads * _F32, "attention_core")
+    yield Saved("attention output", t * wide * _BF16, "attention_core")
+    yield Saved("de-rotated attention output", t * wide * _BF16, "attention_core", for_weight=True)
+    latent = t * config.o_groups * config.o_lora_rank // tensor * _BF16
+    yield Saved("output latent", latent, "output", for_weight=True)
+    yield Saved("output", m.own * config.hidden_size * _BF16, "output")
 
 
 def _keys(m: Microbatch, layer: int) -> Iterator[Saved]:
@@ -148,15 +157,53 @@ def _keys(m: Microbatch, layer: int) -> Iterator[Saved]:
 def _moe(m: Microbatch) -> Iterator[Saved]:
     config, t = m.config, m.own
     d, inner, rows = config.hidden_size, config.moe_intermediate_size, m.own * config.num_experts_per_tok
-    yield Saved("router scores", 3 * t * config.n_routed_experts * _F32)
+    yield Saved("router scores", 3 * t * config.n_routed_experts * _F32, moe=True)
     if m.implementation == "primus":
-        yield Saved("first expert product, worst case", pool_rows(config, m.geometry, t) * 2 * inner * _BF16)
+        first = pool_rows(config, m.geometry, t) * 2 * inner * _BF16
+        yield Saved("first expert product, worst case", first, for_weight=True, moe=True)
     else:
-        yield Saved("dispatched tokens", rows * d * _BF16)
-        yield Saved("first expert product", rows * 2 * inner * _BF16)
-        yield Saved("expert activation", rows * inner * _BF16)
-    yield Saved("routed output", t * d * _BF16)
-    yield Saved("shared expert", m.rows * 3 * (inner // m.geometry.tensor) * _BF16 + t * d * _BF16)
+        yield Saved("dispatched tokens", rows * d * _BF16, for_weight=True, moe=True)
+        yield Saved("first expert product", rows * 2 * inner * _BF16, moe=True)
+        yield Saved("expert activation", rows * inner * _BF16, "expert_activation", for_weight=True, moe=True)
+    yield Saved("routed output", t * d * _BF16, moe=True)
+    shared = m.rows * (inner // m.geometry.tensor) * _BF16
+    yield Saved("first product of the shared expert", 2 * shared, "shared_expert", moe=True)
+    yield Saved("activation of the shared expert", shared, "shared_expert", for_weight=True, moe=True)
+    yield Saved("output of the shared expert", t * d * _BF16, "shared_expert", moe=True)
+
+
+def layer_gradients(m: Microbatch, layer: int) -> Iterator[Saved]:
+    """Gradients of the outputs of products, which the weight gradients of one layer read if they are put off.
+
+    Those of mixers, norms and gate are small and made at once; the indexer is left out, as it is of what is kept.
+    `primus` computes the activation of its experts again for them, and fetches what was dispatched.
+    """
+    config, t, own, kind = m.config, m.rows, m.own, m.config.kind(layer)
+    d, inner, tensor = config.hidden_size, config.moe_intermediate_size, m.geometry.tensor
+    heads = config.num_attention_heads // tensor
+    halves = {"swa": 0, "csa": 2, "hca": 1}[kind]
+    yield Saved("gradient of the query latent", t * config.q_lora_rank * _BF16)
+    yield Saved("gradient of the queries", t * heads * config.head_dim * _BF16)
+    yield Saved("gradient of the key-value latent", t * config.head_dim * _BF16)
+    yield Saved("gradient of values and gates", 2 * t * halves * config.head_dim * _BF16)
+    yield Saved("gradient of the output latent", t * config.o_groups * config.o_lora_rank // tensor * _BF16)
+    yield Saved("gradient of the output", own * d * _BF16)
+    if m.implementation == "primus":
+        rows = pool_rows(config, m.geometry, own)
+    else:
+        rows = own * config.num_experts_per_tok
+        yield Saved("gradient of dispatched outputs", rows * d * _BF16)
+    yield Saved("gradient of the first expert product", rows * 2 * inner * _BF16)
+    yield Saved("gradient of the experts' output", own * d * _BF16)
+    yield Saved("gradient of the first shared product", t * 2 * (inner // tensor) * _BF16)
+
+
+def end_gradients(m: Microbatch) -> Iterator[Saved]:
+    """What the weight gradient of an output head reads if it is put off; that of the projection of an MTP block, two
+    inputs and a gradient, is within it."""
+    d = m.config.hidden_size
+    yield Saved("input of the head", m.own * d * _BF16)
+    yield Saved("gradient of the logits", m.rows * (m.config.vocab_size // m.geometry.tensor) * _BF16)
 
 
 def layer_saved(m: Microbatch, layer: int) -> tuple[Saved, ...]:
@@ -175,86 +222,3 @@ def layer_saved(m: Microbatch, layer: int) -> tuple[Saved, ...]:
         )
     p = m.pass_ if layer < m.config.num_hidden_layers else m.pass_.without_last()
     return tuple(Saved(f"{term.module}: {term.name}", term.bytes) for term in layer_terms(p, layer, m.objective))
-
-
-class StageSaved(NamedTuple):
-    """Bytes that one microbatch keeps on a stage. `kept` follows `Stage.layers`; `ends` are embedding and head, in all.
-    `transient` is what recomputation adds at the worst moment of the backward pass."""
-
-    kept: tuple[int, ...]
-    ends: int
-    transient: int
-
-    @property
-    def total(self) -> int:
-        """Without the transient."""
-        return sum(self.kept) + self.ends
-
-
-@dataclass(frozen=True)
-class SavedTable:
-    """Bytes that each place keeps for one microbatch, so that many divisions into stages can be tried.
-
-    `measured` are bytes of a full layer by kind of attention, and replace the closed forms.
-    """
-
-    m: Microbatch
-    measured: Mapping[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def full(self) -> tuple[int, ...]:
-        """Of each layer that is not recomputed, MTP blocks last."""
-        config = self.m.config
-        layers = range(config.num_hidden_layers + config.num_nextn_predict_layers)
-        known, kinds = self.measured, [config.kind(layer) for layer in layers]
-        closed = [sum(saved.bytes for saved in layer_saved(self.m, layer)) for layer in layers]
-        return tuple(known.get(kind, size) for kind, size in zip(kinds, closed, strict=True))
-
-    @cached_property
-    def recomputed(self) -> tuple[int, ...]:
-        """Of each layer that is recomputed: its streams; the reference keeps one of them in layer 0, and what the
-        balance loss reads."""
-        config, m = self.m.config, self.m
-        if m.implementation != "reference":
-            return (m.streams,) * len(self.full)
-        trunk = range(config.num_hidden_layers)
-        kept = _by_place(m, replace(m.objective, recompute=frozenset(trunk)))
-        return (*(kept[place_of(config, layer)] for layer in trunk), *(m.streams for _ in self.full[len(trunk) :]))
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        m = self.m
-        if m.implementation == "reference":
-            return _by_place(m, m.objective)
-        return {"embedding": m.own * m.config.hidden_size * _BF16}
-
-    def _ends(self, stage: Stage) -> int:
-        """Embedding and head of a stage; for `tight` and `primus` the embedding alone, one stream."""
-        mtp = any(layer >= self.m.config.num_hidden_layers for layer in stage.layers)
-        places = {
-            "embedding": stage.embedding, "all layers": bool(stage.layers), "head": stage.head,
-            "mtp input": mtp, "mtp head": mtp,
-        }  # fmt: skip
-        return sum(self._places.get(place, 0) for place, here in places.items() if here)
-
-    def stage(self, stage: Stage, recompute: frozenset[int] = frozenset()) -> StageSaved:
-        """Bytes of a stage whose layers in `recompute` keep their streams alone.
-
-        The backward pass frees layers from the last to the first, and computes a recomputed one again when it comes to
-        it; what that takes beyond what the later layers had freed is the transient.
-        """
-        freed = transient = 0
-        kept = []
-        for layer in reversed(stage.layers):
-            left = self.recomputed[layer] if layer in recompute else self.full[layer]
-            transient = max(transient, self.full[layer] - left - freed)
-            freed += left
-            kept.append(left)
-        return StageSaved(tuple(reversed(kept)), self._ends(stage), transient)
-
-
-def _by_place(m: Microbatch, objective: Objective) -> dict[str, int]:
-    p, sums = m.pass_, defaultdict(int)
-    for term in saved_terms(p.config, p.documents, p.dtype, objective):
-        sums[term.place] += term.bytes
-    return dict(sums)

@@ -16,9 +16,11 @@ from undertow.planner.costs import ModelTimes, add
 from undertow.planner.inflight import held_by_schedule
 from undertow.planner.layout import Layout, check_layout
 from undertow.planner.memory import Held, Memory, MemoryModel
+from undertow.planner.options import Granularity
+from undertow.planner.order import Order, order_of
 from undertow.planner.parameters import Stage
-from undertow.planner.pipeline import schedule_for
-from undertow.planner.schedules import Schedule, ScheduleName, build_schedule, needs
+from undertow.planner.recompute import Recompute
+from undertow.planner.schedules import EQUAL, Schedule, ScheduleName
 from undertow.planner.timeline import StageTime, Time
 
 Cuts = tuple[int, ...]
@@ -37,12 +39,6 @@ def spans(cuts: Cuts) -> list[Span]:
     return [Span(*pair) for pair in pairwise((0, *cuts))]
 
 
-class _Step(NamedTuple):
-    rank: int
-    duration: int  # three a stage: forward, backward (of the input where it is split), weights
-    sources: tuple[tuple[int, bool], ...]  # steps that end before, and whether on another rank
-
-
 @dataclass(frozen=True)
 class Case:
     """One geometry under one schedule, with the bytes that each pipeline rank may hold.
@@ -57,6 +53,7 @@ class Case:
     schedule: ScheduleName = "1f1b"
     chunks: int = 1
     transfer: Time = 0
+    granularity: Granularity = "layer"
 
     @property
     def ranks(self) -> int:
@@ -81,12 +78,28 @@ class Case:
         times, layers = self.times, self.times.config.num_hidden_layers
         nothing = StageTime(0.0, 0.0, 0.0)
         blocks = [add(nothing, *times.blocks[layers:])] if len(times.blocks) > layers else []
-        return (nothing, *times.blocks[:layers], *blocks, times.head)
+        return (times.embedding, *times.blocks[:layers], *blocks, times.head)
 
     @cached_property
-    def plan(self) -> Schedule:
+    def order(self) -> Order:
         """The order of operations, the same for every layout."""
-        return build_schedule(self.schedule, self.ranks, self.microbatches, self.chunks)
+        pace = self.times.pace if self.schedule == "zbv" else EQUAL
+        return order_of(self.schedule, self.ranks, self.microbatches, self.chunks, pace)
+
+    @property
+    def plan(self) -> Schedule:
+        """The schedule."""
+        return self.order.schedule
+
+    @property
+    def rank_of(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return self.order.rank_of
+
+    @property
+    def in_flight(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """What each rank holds at its worst moments; see `Order.in_flight`."""
+        return self.order.in_flight
 
     def layout(self, cuts: Cuts) -> Layout:
         """Cuts as a layout."""
@@ -107,7 +120,10 @@ class Case:
 
     def time(self, span: Span) -> StageTime:
         """Seconds of a span, nothing computed again."""
-        return add(*self.part_times[span.first : span.end])
+        parts, inner = self.part_times[span.first : span.end], self.times.config.num_hidden_layers + 1
+        if 0 < span.first <= inner < span.end and len(self.part_times) > inner + 1:
+            parts = (*parts, self.times.embedding)  # an MTP block reads a copy of the embedding
+        return add(*parts)
 
     def allows(self, cuts: Cuts) -> bool:
         """Whether the MTP blocks are in the last chunk of their rank."""
@@ -115,71 +131,29 @@ class Case:
             return True
         return cuts[self.stages - self.ranks - 1] < len(self.parts) - 1
 
-    @cached_property
-    def in_flight(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each rank the most microbatches it holds of its chunks at one moment: every count that none exceeds."""
-        last = "W" if self.plan.split else "B"
-        found = []
-        for order in self.plan.orders:
-            now, seen = [0] * self.chunks, set()
-            for kind, _, chunk in order:
-                now[chunk] += kind == "F"
-                seen.add(tuple(now))
-                now[chunk] -= kind == last
-            found.append(tuple(sorted(c for c in seen if not any(d != c and _covers(d, c) for d in seen))))
-        return tuple(found)
-
-    @cached_property
-    def _program(self) -> tuple[_Step, ...]:
-        """All operations in an order in which each comes after what it needs."""
-        plan, last = self.plan, self.stages - 1
-        at: dict[tuple[str, int, int], int] = {}
-        rank_of = {plan.stage(rank, chunk): rank for rank in range(plan.ranks) for chunk in range(plan.chunks)}
-        steps: list[_Step] = []
-        done = [0] * plan.ranks
-        moved = True
-        while moved:
-            moved = False
-            for rank, order in enumerate(plan.orders):
-                while done[rank] < len(order):
-                    kind, n, chunk = order[done[rank]]
-                    stage = plan.stage(rank, chunk)
-                    wanted = needs(kind, stage, last)
-                    if any((*source, n) not in at for source in wanted):
-                        break
-                    sources = tuple((at[(*source, n)], rank_of[source[1]] != rank) for source in wanted)
-                    at[kind, stage, n] = len(steps)
-                    steps.append(_Step(rank, 3 * stage + "FBW".index(kind), sources))
-                    done[rank] += 1
-                    moved = True
-        return tuple(steps)
-
     def seconds(self, times: Sequence[StageTime]) -> float:
         """Seconds of an iteration over stages of such times, as `simulate` finds them."""
         split, transfer = self.plan.split, float(self.transfer)
         lasting = [x for t in times for x in (t.forward, t.backward - t.weight if split else t.backward, t.weight)]
-        free, ends = [0.0] * self.ranks, []
-        for rank, duration, sources in self._program:
+        program, free = self.order.program, [0.0] * self.ranks
+        arrived = [0.0] * (len(program) + 1)
+        for number, (rank, duration, source) in enumerate(program):
             start = free[rank]
-            for source, sent in sources:
-                end = ends[source] + transfer if sent else ends[source]
-                if end > start:
-                    start = end
+            if arrived[source] > start:
+                start = arrived[source]
             free[rank] = end = start + lasting[duration]
-            ends.append(end)
-        return float(max(free))
+            arrived[number] = end + transfer
+        steps = [0.0] * self.ranks
+        for stage, time in enumerate(times):
+            steps[self.rank_of[stage]] += float(time.step)
+        return max(end + step for end, step in zip(free, steps, strict=True))
 
-    def weigh(self, layout: Layout, recompute: frozenset[int], gpu_memory: int) -> Memory:
+    def weigh(self, layout: Layout, recompute: Recompute, gpu_memory: int) -> Memory:
         """Memory of every rank, as the planner tells it. Raises `ConfigError` for a layout that cannot be."""
         check_layout(layout, self.times.config, self.ranks, self.plan.placement)
-        order = schedule_for(layout, self.times, self.schedule, self.ranks, self.microbatches, recompute)
-        held = held_by_schedule(order, layout, self.memory.saved, recompute)
+        held = held_by_schedule(self.plan, layout, self.memory.saved, recompute)
         return self.memory.plan(held, gpu_memory, recompute=recompute)
 
     def static_bytes(self, rank: int, of: Sequence[Span]) -> int:
         """Bytes of a rank that holds such stages, but no microbatch."""
         return self.memory.rank(rank, [Held(self.stage(span), 0) for span in of]).total_bytes
-
-
-def _covers(more: tuple[int, ...], fewer: tuple[int, ...]) -> bool:
-    return all(a >= b for a, b in zip(more, fewer, strict=True))

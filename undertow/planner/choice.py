@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from undertow.config.clusters import Pool
@@ -12,63 +12,108 @@ from undertow.config.presets import nearest
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective
 from undertow.planner.activations import Implementation, Microbatch, implementation_of
+from undertow.planner.calibration import Calibration
+from undertow.planner.calibration_file import shipped_calibration
 from undertow.planner.geometry import Batch, Geometry, build_geometry, check_batch, check_model
 from undertow.planner.layout import Layout, check_layout, parse_layout
+from undertow.planner.recompute import Recompute, recompute_of
 from undertow.planner.schedules import ScheduleName, placement_of
-from undertow.planner.state import StateProfile, profile_of_run, state_profile
+from undertow.planner.state import StateProfile, on_host, profile_of_run, state_profile
 from undertow.planner.subject import Subject
-from undertow.planner.task import Task, read_layers
+from undertow.planner.task import Task
 
 EXPERT = 8
 """Largest width of expert parallelism that is chosen unasked: one node."""
 
-Chosen = tuple[Task, Layout, frozenset[int]]
-"""A task with its layout and the layers that are recomputed."""
+TENSOR: tuple[int, ...] = (1, 2, 4, 8)
+"""Widths of tensor parallelism that are tried unasked, each where nothing fits with those before it."""
+
+Chosen = tuple[Task, Layout, Recompute]
+"""A task with its layout and what is recomputed."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say; what is None is chosen. Widths are in ranks, batches in sequences."""
+    """What a user may say; what is None is the recipe's, or chosen. Widths are in ranks, batches in sequences."""
 
     layout: str | Sequence[Sequence[str]] | None = None
-    tensor: int = 1
+    tensor: int | None = None
     pipeline: int | None = None
     expert: int | None = None
-    context: int = 1
+    context: int | None = None
     micro_batch: int | None = None
     global_batch: int | None = None
     sequence_length: int | None = None
     schedule: str | None = None
-    recompute: str | Sequence[int] | None = None
+    recompute: str | Sequence[int] | Recompute | None = None
     state: str | None = None
     implementation: str | None = None
+    offload_optimizer: bool = False
+    calibration: Calibration | None = None
 
 
 def choose(subject: Subject, pool: Pool, options: Options) -> Chosen:
-    """The task, its layout and the layers that are recomputed.
+    """The task, its layout and what is recomputed.
 
-    An open pipeline width is that of a given layout, or the smallest that fits the GPUs; if none fits, the one whose
-    fullest rank is smallest. Raises `ConfigError` where no width can share out the model and the batch.
+    An open pipeline width is that of a given layout, or the smallest that fits the GPUs; an open tensor width is 1, or
+    wider where nothing fits with 1. If none fits, the one whose fullest rank is smallest. Raises `ConfigError` where no
+    width can share out the model and the batch.
     """
-    layout = None if options.layout is None else parse_layout(options.layout)
-    schedule = _schedule(options, layout)
+    options = stated(subject.run, options)
     best: tuple[int, Chosen] | None = None
-    refusal: ConfigError | None = None
-    for pipeline in _widths(subject, pool, options, layout, schedule):
+    refused: list[ConfigError] = []
+    for found in candidates(subject, pool, options, refused):
         try:
-            found = _task(subject, pool, options, pipeline, layout, schedule)
             peak = found[0].memory(*found[1:]).peak.total_bytes
         except ConfigError as error:
-            refusal = refusal or error
+            refused.append(error)
             continue
         if peak <= pool.gpu.memory:
-            return found
+            return _told(found, options, "with less nothing fits")
         if best is None or peak < best[0]:
             best = peak, found
     if best is None:
-        assert refusal is not None
-        raise refusal
-    return best[1]
+        raise refused[0]
+    return _told(best[1], options, "nothing fits, and with it the fullest GPU is least full,")
+
+
+def _told(found: Chosen, options: Options, why: str) -> Chosen:
+    """With a remark on a tensor width that nobody gave."""
+    task, *rest = found
+    tensor = task.geometry.tensor
+    if tensor == 1 or options.tensor is not None:
+        return found
+    told = f"choice: tensor {tensor}, for {why} on {task.pool}; --tp gives another"
+    return replace(task, remarks=(*task.remarks, told)), *rest  # type: ignore[return-value]
+
+
+def candidates(subject: Subject, pool: Pool, options: Options, refused: list[ConfigError]) -> Iterator[Chosen]:
+    """Every combination of the widths that are left open, in the order in which they are preferred; the reasons against
+    those that cannot be are added to `refused`."""
+    options = stated(subject.run, options)
+    layout = None if options.layout is None else parse_layout(options.layout)
+    schedule = _schedule(options, layout)
+    for tensor in TENSOR if options.tensor is None else (options.tensor,):
+        for pipeline in _widths(subject, pool, options, layout, schedule):
+            try:
+                found = _chosen(subject, pool, replace(options, tensor=tensor), pipeline, layout, schedule)
+            except ConfigError as error:
+                refused.append(error)
+            else:
+                yield found
+
+
+def stated(run: RunConfig, options: Options) -> Options:
+    """Options with what the section `parallel` of the run states beneath them.
+
+    Its layout goes with its pipeline and schedule: with another of one of these, layers are spread anew.
+    """
+    parallel, told = run.parallel, run.parallel.model_fields_set
+    given = {name: getattr(parallel, name) for name in told if getattr(options, name) is None}
+    other = {name: getattr(options, name) for name in ("pipeline", "schedule")}
+    if any(value not in (None, getattr(parallel, name)) for name, value in other.items() if name in told):
+        given.pop("layout", None)
+    return replace(options, **given)
 
 
 def _schedule(options: Options, layout: Layout | None) -> ScheduleName:
@@ -98,31 +143,49 @@ def _widths(
     return [stages // 2 if schedule == "zbv" and stages % 2 == 0 else stages]
 
 
-def _task(
+def _chosen(
     subject: Subject, pool: Pool, options: Options, pipeline: int, layout: Layout | None, schedule: ScheduleName
 ) -> Chosen:
+    chunks = max(1, len(layout.stages) // pipeline) if layout else usual_chunks(schedule)
+    task = build_task(subject, pool, options, pipeline, schedule, chunks)
+    stages = layout or task.even_layout()
+    check_layout(stages, task.config, pipeline, placement_of(schedule))
+    return task, stages, _recompute(subject.run, options, stages)
+
+
+def usual_chunks(schedule: ScheduleName) -> int:
+    """Stages of a pipeline rank where no layout says how many."""
+    return 2 if schedule in ("interleaved", "zbv") else 1
+
+
+def build_task(
+    subject: Subject, pool: Pool, options: Options, pipeline: int, schedule: ScheduleName, chunks: int
+) -> Task:
+    """The task of one pipeline width and schedule. Raises `ConfigError` where model or batch cannot be shared out."""
     run = subject.run
     expert = _expert(run, pool, options, pipeline) if options.expert is None else options.expert
     geometry = build_geometry(
-        pool.count, tensor=options.tensor, pipeline=pipeline, expert=expert, context=options.context
+        pool.count,
+        tensor=1 if options.tensor is None else options.tensor,
+        pipeline=pipeline,
+        expert=expert,
+        context=1 if options.context is None else options.context,
     )
     check_model(run.model, geometry)
     batch = _batch(run, options, geometry)
     check_batch(run.model, geometry, batch)
-    implementation = _implementation(subject, options, geometry)
+    implementation = usual_implementation(subject, options, geometry)
     objective = _objective(run, batch)
-    task = Task(
+    return Task(
         subject.name,
         pool,
         Microbatch(run.model, geometry, batch, implementation, run.numerics.dtype, objective),
         _profile(subject, options, geometry),
         schedule,
-        2 if schedule in ("interleaved", "zbv") else 1,
+        chunks,
         run.indexer.frozen,
+        options.calibration or shipped_calibration(),
     )
-    chosen = layout or task.even_layout()
-    check_layout(chosen, run.model, pipeline, placement_of(schedule))
-    return task, chosen, _recompute(run, options, chosen)
 
 
 def _expert(run: RunConfig, pool: Pool, options: Options, pipeline: int) -> int:
@@ -144,7 +207,8 @@ def _own(subject: Subject, geometry: Geometry) -> bool:
     return (subject.recipe or geometry.gpus == 1) and geometry.tensor == 1
 
 
-def _implementation(subject: Subject, options: Options, geometry: Geometry) -> Implementation:
+def usual_implementation(subject: Subject, options: Options, geometry: Geometry) -> Implementation:
+    """The one asked for; unasked, Undertow's own for its training, and the published one where it can run."""
     if options.implementation is not None:
         return implementation_of(options.implementation)
     if _own(subject, geometry):
@@ -154,8 +218,12 @@ def _implementation(subject: Subject, options: Options, geometry: Geometry) -> I
 
 def _profile(subject: Subject, options: Options, geometry: Geometry) -> StateProfile:
     if options.state is not None:
-        return state_profile(options.state)
-    return profile_of_run(subject.run) if subject.recipe or geometry.gpus == 1 else state_profile("published-bf16")
+        profile = state_profile(options.state)
+    elif subject.recipe or geometry.gpus == 1:
+        profile = profile_of_run(subject.run)
+    else:
+        profile = state_profile("published-bf16")
+    return on_host(profile) if options.offload_optimizer else profile
 
 
 def _objective(run: RunConfig, batch: Batch) -> Objective:
@@ -167,10 +235,10 @@ def _objective(run: RunConfig, batch: Batch) -> Objective:
     )
 
 
-def _recompute(run: RunConfig, options: Options, layout: Layout) -> frozenset[int]:
-    asked = run.recompute.layers if options.recompute is None else options.recompute
-    return read_layers(asked if isinstance(asked, str) else ",".join(map(str, _some(asked))) or "none", layout)
-
-
-def _some(layers: Sequence[int]) -> Iterator[int]:
-    yield from sorted(set(layers))
+def _recompute(run: RunConfig, options: Options, layout: Layout) -> Recompute:
+    if options.recompute is not None:
+        return recompute_of(options.recompute, layout)
+    own, every = run.recompute, range(run.model.num_hidden_layers)
+    whole = recompute_of(own.layers, layout)
+    named = {name: every if layers == "all" else layers for name, layers in own.modules.items()}
+    return Recompute.of(whole.layers, **{name: set(layers) - whole.layers for name, layers in named.items()})

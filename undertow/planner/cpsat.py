@@ -9,7 +9,7 @@ from __future__ import annotations
 from undertow.planner.case import Case, Cuts, Span
 
 _NANO, _MEGA = 1e9, 1_000_000
-WORK = 1.0  # the most that the solver does, in its own measure of about a second, the same on every machine
+WORK = 0.2  # the most that the solver does, in its own measure of about a second, the same on every machine
 
 
 def cpsat_cuts(case: Case, share: float = 1.0) -> Cuts | None:
@@ -71,10 +71,11 @@ def _hold(model, case: Case, rank: int, of: list[int], here, again) -> None:
     fixed = reference - states[middle]
     kept = [saved.stage(case.stage(Span(i, i + 1))).total for i in range(len(case.parts))]
     freed = [saved.full[i - 1] - saved.recomputed[i - 1] if part == "t" else 0 for i, part in enumerate(case.parts)]
+    due = [saved.deferred(case.stage(Span(i, i + 1))).total if case.plan.split else 0 for i in range(len(case.parts))]
     for counts in case.in_flight[rank]:
         held = sum(
-            (states[i] + n * kept[i]) // _MEGA * here[s][i] - n * freed[i] // _MEGA * again[s][i]
-            for n, s in zip(counts, of, strict=True)
+            (states[i] + n * kept[i] + late * due[i]) // _MEGA * here[s][i] - n * freed[i] // _MEGA * again[s][i]
+            for n, late, s in zip(counts, counts[case.chunks :] or [0] * case.chunks, of, strict=False)
             for i in range(len(case.parts))
         )
         model.add(held <= (case.limits[rank] - fixed) // _MEGA)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from undertow.config.model import ModelConfig
 from undertow.model.parameters import closed_counts
-from undertow.planner.cache import CacheBytes
+from undertow.planner.cache import CacheBytes, key_bytes, record_bytes
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,16 @@ def decode_work(config: ModelConfig, context: int, active: float | None = None) 
         4.0 * config.num_attention_heads * config.head_dim * keys,
         2.0 * config.index_n_heads * config.index_head_dim * indexed,
     )
+
+
+def cache_read_bytes(cache: CacheBytes, context: int) -> float:
+    """Bytes of cache that one token after `context` others reads: records of the keys it attends to, and every indexer
+    key."""
+    config = cache.config
+    layers = range(config.num_hidden_layers)
+    records = sum(entries(config, layer, context) for layer in layers)
+    keys = sum(context // config.csa_ratio for layer in layers if config.kind(layer) == "csa")
+    return records * record_bytes(config, cache.form) + keys * key_bytes(config, cache.form)
 
 
 def v32_work(context: int) -> DecodeWork:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from undertow.model.flops import Work
+from undertow.planner.decode_text import decode_document
 from undertow.planner.memory import RankMemory
 from undertow.planner.plan import Plan
-from undertow.planner.rollout import Rollout
+from undertow.planner.serving_text import replicas_document
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -38,11 +39,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
             "calibration": time.calibration,
         },
+        "decode": decode_document(plan.task.config, plan.task.batch.sequence_length),
         "layout": plan.layout,
+        "recompute": plan.recompute.json(),
         "uncalibrated": list(plan.uncalibrated),
     }
     if plan.rollout:
-        document["rollout"] = _rollout(plan.rollout)
+        document["rollout"] = replicas_document(plan.rollout)
+    if plan.tuned:
+        document["tuned"] = plan.tuned.json()
     return document
 
 
@@ -50,24 +55,10 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
     return {
         "stage": rank.stage,
         "total_bytes": rank.total_bytes,
+        "host_bytes": rank.host_bytes,
         "terms": [{"name": term.name, "bytes": term.bytes, "basis": term.basis} for term in rank.terms],
     }
 
 
 def _work(work: Work) -> dict[str, float]:
     return {"forward": work.forward, "backward": work.backward}
-
-
-def _rollout(rollout: Rollout) -> dict[str, Any]:
-    serving = rollout.serving
-    return {
-        "gpus_per_replica": rollout.geometry.gpus,
-        "replicas": rollout.replicas,
-        "sequence_length": serving.length,
-        "sequences": rollout.sequences,
-        "fits": rollout.fits,
-        "budget_bytes": serving.budget,
-        "weights_bytes": serving.weights,
-        "update_bucket_bytes": serving.update_buckets,
-        "sequence_bytes": serving.sequence_bytes,
-    }

@@ -19,6 +19,8 @@ from undertow.planner.trials import Trial, Trials
 SLACKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 1e9)
 """Shares above the lowest bound up to which layouts are looked at, in turn."""
 MOST_PATHS = 3000
+MOST_OPERATIONS = 1_500_000
+"""Layouts looked at with one slack, and operations simulated for them."""
 
 
 def enumerate_layouts(
@@ -31,22 +33,19 @@ def enumerate_layouts(
     bounds = _Bounds(trials)
     best = sorted(known, key=lambda each: each.order)[:keep]
     seen = {trial.cuts for trial in best}
-    if bounds.least > below or not bounds.possible():
+    if len(best) == keep:
+        paths = bounds.paths(min(below, best[-1].seconds))
+        if len(paths) < bounds.most:
+            return _look(trials, paths, best, seen, keep), True
+    elif bounds.least > below or not bounds.possible():
         return best, True
     complete = 0.0  # all layouts with bounds up to here have been looked at
     for slack in SLACKS:
         enough = min(below, best[-1].seconds) if len(best) == keep else below
         ceiling = min(bounds.least * (1 + slack), enough)
         paths = bounds.paths(ceiling)
-        for bound, cuts in sorted(paths):
-            if len(best) == keep and bound > best[-1].seconds:
-                break
-            if cuts in seen:
-                continue
-            seen.add(cuts)
-            if trial := trials.trial(cuts):
-                best = sorted([*best, trial], key=lambda each: each.order)[:keep]
-        if len(paths) >= MOST_PATHS:
+        best = _look(trials, paths, best, seen, keep)
+        if len(paths) >= bounds.most:
             return best, bool(best) and best[0].seconds <= complete
         complete = ceiling
         if ceiling >= below or (len(best) == keep and best[-1].seconds <= ceiling):
@@ -54,9 +53,29 @@ def enumerate_layouts(
     return best, True
 
 
+def _look(
+    trials: Trials, paths: Sequence[tuple[float, Cuts]], best: list[Trial], seen: set[Cuts], keep: int
+) -> list[Trial]:
+    """The `keep` best of those known and of layouts with their bounds, which are simulated as long as they may be."""
+    for bound, cuts in sorted(paths):
+        if len(best) == keep and bound > best[-1].seconds:
+            break
+        if cuts in seen:
+            continue
+        seen.add(cuts)
+        if trial := trials.trial(cuts):
+            best = sorted([*best, trial], key=lambda each: each.order)[:keep]
+    return best
+
+
 @dataclass(frozen=True)
 class _Bounds:
     trials: Trials
+
+    @cached_property
+    def most(self) -> int:
+        """Layouts that are looked at with one slack."""
+        return min(MOST_PATHS, max(1, MOST_OPERATIONS // self.trials.case.order.operations))
 
     @cached_property
     def _before(self) -> list[StageTime]:
@@ -77,14 +96,17 @@ class _Bounds:
 
     def _floor(self, stage: int, span: Span, extra: float) -> float:
         case, before = self.trials.case, self._before[span.first]
-        m, (forward, backward, _) = case.microbatches, self.trials.time(span)
+        m, (forward, backward, _, step) = case.microbatches, self.trials.time(span)
         backward += extra
+        first = self._before[1].step if stage else step  # of rank 0, which holds the first part at least
         less = 1 - 1e-12  # sums in another order may come out a little higher
         if case.schedule != "1f1b":
-            return float(before.forward + m * (forward + backward)) * less
+            return float(before.forward + m * (forward + backward) + step) * less
         total = self._before[-1].forward + self._before[-1].backward + extra
         steady = total + (m - 1) * backward + (m - min(m, case.ranks - stage)) * forward
-        return float(max(steady, before.forward + before.backward + m * (forward + backward))) * less
+        own = before.forward + m * (forward + backward)
+        ends = (steady + first, steady - before.backward + step, own + before.backward + first, own + step)
+        return float(max(ends)) * less
 
     @cached_property
     def least(self) -> float:
@@ -115,7 +137,7 @@ class _Bounds:
         return furthest == count
 
     def paths(self, ceiling: float) -> list[tuple[float, Cuts]]:
-        """Layouts that fit, with bounds of at most `ceiling`; `MOST_PATHS` at most."""
+        """Layouts that fit, with bounds of at most `ceiling`; `most` at most."""
         reach, stages = self._reach(ceiling), self.trials.case.stages
         found: list[tuple[float, Cuts]] = []
 
@@ -124,7 +146,7 @@ class _Bounds:
                 found.append((bound, cuts))
                 return
             for more, end in reach[stage].get(first, ()):
-                if len(found) >= MOST_PATHS:
+                if len(found) >= self.most:
                     return
                 walk(stage + 1, end, max(bound, more), (*cuts, end))
 

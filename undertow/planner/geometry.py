@@ -76,6 +76,10 @@ def build_geometry(gpus: int, *, tensor: int = 1, pipeline: int = 1, expert: int
     return Geometry(tensor, pipeline, expert, context, gpus // taken)
 
 
+LARGEST_STEP = 400_000
+"""Microbatches of a step on all pipeline ranks that are simulated at most."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences of a step: `size` in all, `micro_batch` a forward pass and data-parallel rank, `sequence_length` tokens
@@ -125,6 +129,13 @@ def check_batch(config: ModelConfig, geometry: Geometry, batch: Batch) -> None:
         raise ConfigError(
             f"batch of {batch.size} sequences is not a multiple of micro-batch {batch.micro_batch} x data-parallel "
             f"width {geometry.data} = {per_pass}"
+        )
+    passes = batch.microbatches(geometry) * geometry.pipeline
+    if passes > LARGEST_STEP:
+        raise ConfigError(
+            f"batch of {batch.size} sequences is {batch.microbatches(geometry)} microbatches on each of "
+            f"{geometry.pipeline} pipeline ranks; allowed: {LARGEST_STEP} in all, take a smaller batch or a larger "
+            "micro-batch"
         )
     if batch.sequence_length > config.max_position_embeddings:
         raise ConfigError(

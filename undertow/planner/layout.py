@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
 from undertow.config.errors import ConfigError
@@ -49,13 +50,18 @@ class Layout:
 
     def layers(self, stage: int) -> range:
         """Decoder layers of a stage by their number in the model."""
-        before = sum(self.counts("t")[:stage])
-        return range(before, before + self.stages[stage].count("t"))
+        return self._ranges[0][stage]
 
     def mtp_blocks(self, stage: int) -> range:
         """MTP blocks of a stage by their number: they follow the decoder layers."""
-        before = sum(self.counts("t")) + sum(self.counts("m")[:stage])
-        return range(before, before + self.stages[stage].count("m"))
+        return self._ranges[1][stage]
+
+    @cached_property
+    def _ranges(self) -> tuple[list[range], list[range]]:
+        """Decoder layers and MTP blocks of every stage."""
+        ends = [*accumulate((*self.counts("t"), *self.counts("m")), initial=0)]
+        found = [range(*pair) for pair in pairwise(ends)]
+        return found[: len(self.stages)], found[len(self.stages) :]
 
 
 def _run(letter: str, times: int) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from undertow.config.model import ModelConfig
 from undertow.model.peak import Basis, State, peak_bytes
 from undertow.model.weights import collapse_weights, layer_weights, table_weight
-from undertow.planner.activations import Microbatch, SavedTable, symmetric_heap
+from undertow.planner.activations import Microbatch, symmetric_heap
 from undertow.planner.calibration import MemoryCalibration, uncalibrated
+from undertow.planner.geometry import Geometry
 from undertow.planner.parameters import NOTHING, RankParameters, Stage, rank_parameters, sum_parameters
+from undertow.planner.recompute import NONE, Recompute
+from undertow.planner.saved import SavedTable
 from undertow.planner.state import Sharing, StateProfile, state_bytes
 
 GB, GIB = 10**9, 2**30
@@ -40,10 +44,11 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Peak memory of each rank of one pipeline stage."""
+    """Peak memory of each rank of one pipeline stage; `host_bytes` lie in the memory of the host."""
 
     stage: int
     terms: tuple[Term, ...]
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -74,6 +79,11 @@ class Memory:
         """The fullest stage, the first of equals."""
         return max(self.stages, key=lambda stage: stage.total_bytes)
 
+    def machine_host_bytes(self, gpus: int = 8) -> int:
+        """Host memory of the fullest machine of so many GPUs, which hold consecutive ranks."""
+        each = [rank.host_bytes for rank in self.ranks]
+        return max(sum(each[first : first + gpus]) for first in range(0, len(each), gpus))
+
     @property
     def fits(self) -> bool:
         """Whether every rank stays within the limit."""
@@ -81,10 +91,22 @@ class Memory:
 
 
 class Held(NamedTuple):
-    """A stage on its rank, and how many microbatches it holds at the worst moment of the schedule."""
+    """A stage on its rank, and how many microbatches it holds at the worst moment of the schedule.
+
+    Where the schedule splits the backward pass, `due` are those that wait for their weight gradients alone, besides.
+    """
 
     stage: Stage
     in_flight: int | float | Fraction
+    due: int | None = None
+
+
+@lru_cache(maxsize=64)
+def _layers(config: ModelConfig, tensor: int, expert: int) -> tuple[RankParameters, ...]:
+    """A rank's part of each layer; a search weighs many geometries that differ in other widths."""
+    blocks = range(config.num_hidden_layers + config.num_nextn_predict_layers)
+    cut = Geometry(tensor=tensor, expert=expert)
+    return tuple(rank_parameters(layer_weights(config, layer), cut) for layer in blocks)
 
 
 @dataclass(frozen=True)
@@ -110,32 +132,33 @@ class MemoryModel:
     @cached_property
     def layers(self) -> tuple[RankParameters, ...]:
         """A rank's part of each layer, MTP blocks last."""
-        config = self.m.config
-        blocks = range(config.num_hidden_layers + config.num_nextn_predict_layers)
-        return tuple(rank_parameters(layer_weights(config, layer), self.m.geometry) for layer in blocks)
+        geometry = self.m.geometry
+        return _layers(self.m.config, geometry.tensor, geometry.expert)  # pyright: ignore[reportArgumentType]
 
     def parameters(self, stages: Sequence[Stage]) -> RankParameters:
         """What one rank holds of its stages, a second embedding included, for it takes memory: once a rank."""
         layers = [self.layers[layer] for stage in stages for layer in stage.layers]
         tables = any(stage.embedding or stage.borrows_embedding(self.m.config) for stage in stages)
-        ends = [self._embedding] * tables + [self._head for stage in stages if stage.head]
+        ends = [self.embedding] * tables + [self.head for stage in stages if stage.head]
         return sum_parameters([*layers, *ends])
 
     @cached_property
-    def _embedding(self) -> RankParameters:
+    def embedding(self) -> RankParameters:
+        """A rank's part of the embedding."""
         return rank_parameters([table_weight(self.m.config, "embed")], self.m.geometry)
 
     @cached_property
-    def _head(self) -> RankParameters:
+    def head(self) -> RankParameters:
+        """A rank's part of the output head."""
         config = self.m.config
         return rank_parameters([*collapse_weights(config), table_weight(config, "head")], self.m.geometry)
 
-    def rank(self, number: int, held: Sequence[Held], recompute: frozenset[int] = frozenset()) -> RankMemory:
+    def rank(self, number: int, held: Sequence[Held], recompute: Recompute = NONE) -> RankMemory:
         """Memory of a rank of pipeline stage `number` that holds the given stages (several with virtual stages), its
         layers in `recompute` computed again."""
         if self.exact(held):
             return RankMemory(number, self._single(recompute))
-        stages = [stage for stage, _ in held]
+        stages = [each.stage for each in held]
         largest = max(
             (self.layers[n] for stage in stages for n in stage.layers), key=lambda p: p.total, default=NOTHING
         )
@@ -150,13 +173,15 @@ class MemoryModel:
         terms = [
             Term("weights", state.weights, "measured"),
             Term("gradient buffers", state.gradients, "measured"),
-            Term("optimizer state", state.optimizer, "measured"),
+            Term("chunks of the optimizer state", state.optimizer, "estimated")
+            if self.profile.host
+            else Term("optimizer state", state.optimizer, "measured"),
             Term("unsharded weights", state.unsharded_weights, "estimated"),
             Term("unsharded gradients", state.unsharded_gradients, "estimated"),
             *self._activations(held, recompute),
             *self._constants,
         ]
-        return RankMemory(number, tuple(term for term in terms if term.bytes))
+        return RankMemory(number, tuple(term for term in terms if term.bytes), state.host)
 
     def plan(
         self,
@@ -164,7 +189,7 @@ class MemoryModel:
         gpu_memory: int,
         *,
         margin: float = 0.0,
-        recompute: frozenset[int] = frozenset(),
+        recompute: Recompute = NONE,
     ) -> Memory:
         """Memory of every rank of a pipeline, given by rank, against `gpu_memory` bytes less a share `margin`."""
         stages = tuple(self.rank(number, held, recompute) for number, held in enumerate(pipeline))
@@ -175,27 +200,33 @@ class MemoryModel:
     def exact(self, held: Sequence[Held]) -> bool:
         """Whether the peak is known moment by moment: Undertow's own operators and state on one GPU."""
         own = self.m.implementation == "reference" and isinstance(self.profile.profile, State)
-        return own and self.m.geometry.gpus == 1 and [in_flight for _, in_flight in held] == [1]
+        return own and not self.profile.host and self.m.geometry.gpus == 1 and [each.in_flight for each in held] == [1]
 
-    def _single(self, recompute: frozenset[int]) -> tuple[Term, ...]:
+    def _single(self, recompute: Recompute) -> tuple[Term, ...]:
         m, state = self.m, self.profile.profile
         assert isinstance(state, State)
-        objective = replace(m.objective, recompute=m.objective.recompute | recompute)
+        objective = replace(m.objective, recompute=m.objective.recompute | recompute.layers)
         peak = peak_bytes(m.config, m.pass_.documents, state, objective)
         return tuple(Term(part.name, part.bytes, part.basis) for part in peak.parts if part.bytes)
 
-    def _activations(self, held: Sequence[Held], recompute: frozenset[int]) -> list[Term]:
-        layers = ends = transient = 0
-        for stage, in_flight in held:
+    def _activations(self, held: Sequence[Held], recompute: Recompute) -> list[Term]:
+        layers = ends = transient = put_off = making = 0
+        for stage, in_flight, due in held:
             saved = self.saved.stage(stage, recompute)
             layers += ceil(sum(saved.kept) * in_flight)
             ends += ceil(saved.ends * in_flight)
             transient = max(transient, saved.transient)
+            if due is not None:
+                deferred = self.saved.deferred(stage)
+                put_off += deferred.total * due
+                making = max(making, deferred.transient)
         exact = self.m.implementation == "reference" and self.m.geometry.context == 1
         return [
             Term("saved activations of layers", layers, "measured" if exact or self.saved.measured else "estimated"),
             Term("saved activations of embedding and head", ends, "measured" if exact else "estimated"),
             Term("layer that is computed again", transient, "estimated"),
+            Term("kept for weight gradients", put_off, "estimated"),
+            Term("gradients that are being made", making, "estimated"),
         ]
 
     @cached_property

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from undertow.planner.communication import copies, expert_group
+from undertow.planner.fabric import NIC_BYTES_PER_SECOND, fabric_of
 from undertow.planner.memory import Memory
-from undertow.planner.rates import MI355X_V4_FLASH
 from undertow.planner.schedules import splits_backward
 from undertow.planner.task import Task
 
-GPUS_MEASURED = 32
-"""GPUs of the runs that the rates were fitted to."""
-
-NODE = 8
-"""GPUs of a machine: expert parallelism over more crosses the network."""
+_NIC = f"{NIC_BYTES_PER_SECOND / 1e9:.0f} GB/s a GPU, which was not measured"
 
 
 def notes(task: Task, memory: Memory) -> tuple[str, ...]:
     """Sentences that begin with `memory:`, `time:` or `gpu:`; none for a run as it was measured."""
-    return (*memory.uncalibrated, *_memory(task), *_time(task), *_gpu(task))
+    return (*task.remarks, *memory.uncalibrated, *_memory(task), *_time(task), *_traffic(task), *_gpu(task))
 
 
 def scaled(task: Task) -> bool:
@@ -27,37 +24,75 @@ def scaled(task: Task) -> bool:
 
 
 def _memory(task: Task) -> Iterator[str]:
+    if task.profile.host:
+        yield "memory: chunks of 256 MiB of the optimizer state, two at a time, are on the GPU; that was not measured"
     if splits_backward(task.schedule):
         yield f"memory: under {task.schedule} all that is saved counts until its weight gradient: an upper bound"
-    if task.memory_model.calibration is not None and scaled(task):
-        home, here = MI355X_V4_FLASH.gpu, task.pool.gpu.name
+    home, here = task.calibration.measured.gpu.name, task.pool.gpu.name
+    if task.memory_model.calibration is not None and home != here:
         yield f"memory: the constant of implementation {task.microbatch.implementation} is {home}'s, not {here}'s"
 
 
 def _time(task: Task) -> Iterator[str]:
-    fitted, m, geometry = MI355X_V4_FLASH, task.microbatch, task.geometry
+    if task.profile.host:
+        yield "time: moving the optimizer state from the host and back once an iteration is not in the rates"
+    measured, m, rates = task.calibration.measured, task.microbatch, task.calibration.rates
     if scaled(task):
         why = task.rates.matrix_tflops.source.partition(";")[0]
         yield f"time: rates of {task.pool.gpu.name} are guessed, {why} by the peak in BF16"
-    if not fitted.covers(task.config, task.batch.sequence_length):
-        yield f"time: rates were fitted to {fitted.preset} at {fitted.sequence_length} tokens; this is another shape"
-    if m.implementation != "primus":
-        yield f"time: rates are those of implementation primus, with fused kernels; {m.implementation} was not measured"
+    if not rates.covers(task.config, task.batch.sequence_length) and rates.matrix_tflops.mark == "fitted":
+        shape = f"{measured.preset} at {measured.sequence_length} tokens"
+        yield f"time: rates were fitted to {shape}; this is another shape"
+    if m.implementation != measured.implementation:
+        yield f"time: rates are those of implementation {measured.implementation}; {m.implementation} was not measured"
     if m.dtype != "bfloat16":
         yield f"time: rates are those of bfloat16; the run is in {m.dtype}"
-    usual = {"tensor": 1, "context": 1, "micro-batch": 1}
-    given = {"tensor": geometry.tensor, "context": geometry.context, "micro-batch": task.batch.micro_batch}
-    for name, value in given.items():
-        if value != usual[name]:
-            yield f"time: {name} is {value}; its cost or gain was not measured, work is taken as divided evenly"
-    if geometry.expert > NODE:
-        yield f"time: expert {geometry.expert} crosses machines of {NODE}; the network is not in the rates"
-    if task.schedule != "1f1b":
-        yield f"time: schedule {task.schedule} is simulated; the measured runs had 1f1b"
-    if geometry.gpus > GPUS_MEASURED:
-        yield f"time: {geometry.gpus:,} GPUs; {GPUS_MEASURED} were measured, gradient sums over more do not count"
-    if not scaled(task) and not (task.frozen_indexer and task.config.indexer == "own_rank"):
-        yield "time: the measured runs had the own-rank indexer, frozen; another, or one that learns, adds up to 2 %"
+    if task.batch.micro_batch != measured.micro_batch:
+        yield (
+            f"time: micro-batch is {task.batch.micro_batch}, {measured.micro_batch} was measured; work is taken in "
+            "proportion"
+        )
+    if all(task.schedule != row.schedule for row in measured.rows):
+        ran = ", ".join(sorted({row.schedule for row in measured.rows}))
+        yield f"time: schedule {task.schedule} is simulated; the measured runs had {ran}"
+    for warning in task.calibration.warnings:
+        yield f"time: calibration {measured.name}: {warning}"
+    indexer = (task.config.indexer, task.frozen_indexer)
+    usual = (measured.config.indexer, measured.frozen_indexer)
+    if indexer != usual:
+        yield (
+            f"time: the indexer is {_indexer(*indexer)}, the measured runs had {_indexer(*usual)}; its operations "
+            "count at the fitted rate"
+        )
+
+
+def _indexer(variant: str, frozen: bool) -> str:
+    return f"{variant}, {'frozen' if frozen else 'learning'}"
+
+
+def _traffic(task: Task) -> Iterator[str]:
+    """Which communication is priced by priors, where it is beyond that of the measured runs."""
+    geometry, measured = task.geometry, task.calibration.measured
+    for name in ("tensor", "context"):
+        value, usual = getattr(geometry, name), getattr(measured.geometry, name)
+        if value != usual:
+            yield f"time: {name} is {value}, {usual} was measured; work is divided evenly, what ranks send is estimated"
+    fabric = fabric_of(task.pool.gpu)
+    experts = expert_group(geometry)
+    if geometry.expert != measured.geometry.expert:
+        usual = measured.geometry.expert
+        yield f"time: expert is {geometry.expert}, {usual} was measured; the exchange of its tokens is estimated"
+    if fabric.inside(experts) < experts.ranks:
+        yield f"time: expert {geometry.expert} crosses machines of {fabric.node}; its exchange is priced at {_NIC}"
+    kinds = ("dense weights", "experts")
+    pairs = zip(kinds, copies(geometry), copies(measured.geometry), strict=True)
+    beyond = [kind for kind, here, there in pairs if here.ranks > there.ranks]
+    if beyond:
+        yield f"time: gradient sums of {' and '.join(beyond)} over more ranks than measured are priced at {_NIC}"
+    wide = geometry.pipeline > 1 and measured.transfer_seconds == 0
+    usual = geometry.pipeline == measured.geometry.pipeline and any(r.schedule == task.schedule for r in measured.rows)
+    if wide and not usual:
+        yield "time: transfers between stages count as 0, for the measured rows do not tell them"
 
 
 def _gpu(task: Task) -> Iterator[str]:

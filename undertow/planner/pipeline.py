@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from undertow.config.errors import ConfigError
 from undertow.planner.costs import ModelTimes, stage_times
 from undertow.planner.layout import Layout, check_layout
-from undertow.planner.schedules import Schedule, ScheduleName, build_schedule, placement_of, splits_backward
+from undertow.planner.recompute import NONE, Recompute
+from undertow.planner.schedules import EQUAL, Schedule, ScheduleName, build_schedule, placement_of, splits_backward
 from undertow.planner.timeline import StageBytes, StageTime, Time, Timeline, simulate
 
 
@@ -17,7 +18,7 @@ def schedule_for(
     name: ScheduleName,
     ranks: int,
     microbatches: int,
-    recompute: Collection[int] = (),
+    recompute: Recompute = NONE,
 ) -> Schedule:
     """The schedule that a layout asks for on `ranks` pipeline ranks.
 
@@ -26,11 +27,12 @@ def schedule_for(
     """
     chunks = check_layout(layout, times.config, ranks, placement_of(name))
     if recompute and splits_backward(name):
+        what = f"{recompute}" if recompute.modules else f"layers {recompute}"
         raise ConfigError(
-            f"schedule {name} splits the backward pass, so layers {sorted(recompute)} cannot be recomputed; "
-            "recompute nothing, or use 1f1b or interleaved"
+            f"schedule {name} splits the backward pass, so {what} cannot be recomputed; "
+            "recompute none, or use 1f1b or interleaved"
         )
-    return build_schedule(name, ranks, microbatches, chunks)
+    return build_schedule(name, ranks, microbatches, chunks, times.pace if name == "zbv" else EQUAL)
 
 
 def pipeline_timeline(
@@ -40,7 +42,7 @@ def pipeline_timeline(
     ranks: int,
     microbatches: int,
     schedule: ScheduleName = "1f1b",
-    recompute: Collection[int] = (),
+    recompute: Recompute = NONE,
     held: Sequence[StageBytes] | None = None,
     transfer: Time = 0,
 ) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,23 @@ from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
 from undertow.model.flops import StepFlops, step_flops
 from undertow.model.parameters import Counts, closed_counts
+from undertow.planner.calibration import Calibration
+from undertow.planner.calibration_file import read_calibration
 from undertow.planner.choice import Options, choose
 from undertow.planner.costs import tflops_per_gpu
 from undertow.planner.layout import Layout
 from undertow.planner.memory import GB, GIB, Memory
 from undertow.planner.notes import notes
-from undertow.planner.rollout import Rollout, plan_rollout, refusal
+from undertow.planner.options import Granularity
+from undertow.planner.recompute import NONE, Recompute
+from undertow.planner.replicas import Replicas, plan_rollout, refusal
+from undertow.planner.serving_text import unmeasured
 from undertow.planner.subject import read_subject
 from undertow.planner.task import Task
 from undertow.planner.timeline import Timeline
+from undertow.planner.tuned import Tuned
+from undertow.planner.tuner import Progress
+from undertow.planner.tuning import MARGIN, Bounds, choose_tuned
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,18 @@ class PlanTime:
 class Plan:
     """A run under a layout, as projected. Built by `plan` or `evaluate`.
 
-    `task` is what was decided before the layout; `stages` are the layout's, `recompute` the layers computed again.
-    With a second pool of GPUs the first trains and `rollout` is the one that samples.
+    `task` is what was decided before the layout; `stages` are the layout's, `recompute` what is computed again.
+    With a second pool of GPUs the first trains and `rollout` is the one that samples. `tuned` says how the tuner came
+    by the layout, None without it.
     """
 
     task: Task
     stages: Layout
-    recompute: frozenset[int]
+    recompute: Recompute
     memory: Memory
     timeline: Timeline
-    rollout: Rollout | None = None
+    rollout: Replicas | None = None
+    tuned: Tuned | None = None
 
     @cached_property
     def parameters(self) -> Counts:
@@ -110,7 +120,7 @@ class Plan:
     @property
     def uncalibrated(self) -> tuple[str, ...]:
         """In sentences, what no measurement covers."""
-        more = () if self.rollout is None else ("rollout: activations, runtime and libraries are left out",)
+        more = () if self.rollout is None else (f"rollout: {note}" for note in unmeasured(self.rollout))
         return (*notes(self.task, self.memory), *more)
 
     @property
@@ -143,7 +153,7 @@ def _size(size: int) -> str:
     return f"{size / GB:,.1f} GB ({size / GIB:,.1f} GiB)"
 
 
-def evaluate(task: Task, layout: Layout, recompute: frozenset[int] = frozenset()) -> Plan:
+def evaluate(task: Task, layout: Layout, recompute: Recompute = NONE) -> Plan:
     """The plan of a task under a layout. Raises `ConfigError` where the two do not suit each other."""
     return Plan(task, layout, recompute, task.memory(layout, recompute), task.timeline(layout, recompute))
 
@@ -153,17 +163,24 @@ def plan(
     gpus: str = "32xMI355X",
     *,
     layout: str | Sequence[Sequence[str]] | None = None,
-    tensor: int = 1,
+    tensor: int | None = None,
     pipeline: int | None = None,
     expert: int | None = None,
-    context: int = 1,
+    context: int | None = None,
     micro_batch: int | None = None,
     global_batch: int | None = None,
     sequence_length: int | None = None,
     schedule: str | None = None,
-    recompute: str | Sequence[int] | None = None,
+    recompute: str | Sequence[int] | Recompute | None = None,
     state: str | None = None,
     implementation: str | None = None,
+    offload_optimizer: bool = False,
+    calibration: str | Path | Calibration | None = None,
+    tune: bool = False,
+    margin: float = MARGIN,
+    memory_limit: float | None = None,
+    granularity: Granularity = "layer",
+    progress: Progress | None = None,
     own_gpus: Sequence[Gpu] = (),
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -171,22 +188,38 @@ def plan(
     """What a run on these GPUs holds, computes and takes, without a GPU and without torch.
 
     `config_or_recipe` is a preset, a recipe, a model directory or a configuration; see `read_subject` for defaults.
-    `gpus` is `NxGPU`, or `NxGPU+NxGPU` for GPUs that train and GPUs that sample. Widths that are None are chosen:
-    `expert` up to 8, `pipeline` the smallest that fits. `recompute` are layers, or text as `read_layers` takes it.
+    `gpus` is `NxGPU`, or `NxGPU+NxGPU` for GPUs that train and GPUs that sample. Widths that are None are a recipe's
+    own, or chosen: `expert` up to 8, `pipeline` the smallest that fits, the others 1, and `tensor` wider where nothing
+    fits with 1. `recompute` are layers, or text as `read_recompute` takes it. `offload_optimizer` keeps the optimizer
+    state in the memory of the host. `calibration` is a file of `write_calibration`, or one that was read; the shipped
+    one otherwise.
     Raises `ConfigError` for what cannot be; a plan that does not fit is returned and says so (`fits`, `refusal`).
+
+    With `tune` layout and recomputation are searched for, and widths, micro-batch and schedule that nobody states, in
+    `memory_limit` GB a GPU (its memory) less the share `margin`; `progress` hears how far that is. Then `tuned` is
+    there, and `DoesNotFit` is raised where nothing fits.
     """
     options = Options(
         layout, tensor, pipeline, expert, context, micro_batch, global_batch, sequence_length, schedule, recompute,
-        state, implementation,
+        state, implementation, offload_optimizer, calibration=_calibration(calibration, own_gpus),
     )  # fmt: skip
     pools = _pools(gpus, own_gpus)
     subject = read_subject(config_or_recipe, pools[0].count, overrides, environment or {})
-    task, stages, again = choose(subject, pools[0], options)
-    found = evaluate(task, stages, again)
+    tuned = None
+    if tune:
+        bounds = Bounds(margin, memory_limit, granularity)
+        chosen, tuned = choose_tuned(subject, pools[0], options, bounds, progress)
+    else:
+        chosen = choose(subject, pools[0], options)
+    found = replace(evaluate(*chosen), tuned=tuned)
     if len(pools) == 1:
         return found
-    sampling = plan_rollout(task.config, pools[1], task.batch.sequence_length)
-    return Plan(task, stages, again, found.memory, found.timeline, sampling)
+    task = found.task
+    return replace(found, rollout=plan_rollout(task.config, pools[1], task.batch.sequence_length))
+
+
+def _calibration(given: str | Path | Calibration | None, own: Sequence[Gpu]) -> Calibration | None:
+    return read_calibration(Path(given), tuple(own)) if isinstance(given, str | Path) else given
 
 
 def _pools(gpus: str, own: Sequence[Gpu]) -> tuple[Pool, ...]:

@@ -13,6 +13,7 @@ from undertow.planner.memory import GB
 from undertow.planner.trials import Trial, Trials
 
 STEPS_GB = (1, 2, 4, 8, 16, 32, 64)
+_LONG = 2048  # operations of a schedule, beyond which a search for each rank takes too long
 _NOTICED = 1e-9  # share of an iteration below which nothing was gained
 
 
@@ -38,9 +39,9 @@ class Bound(NamedTuple):
     prices: tuple[StagePrice, ...]
 
 
-def bound_of(trials: Trials, best: Trial) -> Bound:
-    """What holds the best layout of a case back: solved again with other limits, by enumeration with one stage a rank;
-    with several, the prices are those of its layout, and the seconds without a limit come from a descent from it."""
+def bound_of(trials: Trials, best: Trial, proven: bool) -> Bound:
+    """What holds the best layout of a case back: solved again with other limits, where it is `proven` and its schedule
+    not long; otherwise the prices are those of its layout. The seconds without a limit come from another search."""
     case = trials.case
     endless = 1000 * max(case.limits)
     unlimited = _seconds(trials.within((endless,) * case.ranks), best, fixed=False)
@@ -48,9 +49,11 @@ def bound_of(trials: Trials, best: Trial) -> Bound:
     if best.seconds - unlimited <= _NOTICED * best.seconds:
         return Bound(_time(case, best), best.seconds, tuple(prices))
 
+    fixed = not proven or case.order.operations > _LONG
+
     def gain(rank: int, step: int) -> float:
         limits = tuple(limit + step * GB * (at == rank) for at, limit in enumerate(case.limits))
-        gained = best.seconds - _seconds(trials.within(limits), best, fixed=case.chunks > 1)
+        gained = best.seconds - _seconds(trials.within(limits), best, fixed=fixed)
         return gained if gained > _NOTICED * best.seconds else 0.0
 
     for rank in range(case.ranks):
@@ -102,7 +105,7 @@ def _memory(case: Case, best: Trial, unlimited: float, prices: list[StagePrice])
         return f"memory of several ranks together, {max(case.limits) / GB:.1f} GB each: {buys}"
     parts = []
     for rank in dear:
-        again = sorted(best.choices[rank].layers)
-        told = f" with layers {', '.join(map(str, again))} computed again" if again else ""
+        again = best.choices[rank].recompute
+        told = f" with {'layers ' if again.layers else ''}{again} computed again" if again else ""
         parts.append(f"rank {rank} ({best.choices[rank].bytes / GB:.1f} of {case.limits[rank] / GB:.1f} GB{told})")
     return f"memory of {', '.join(parts)}: {buys}"

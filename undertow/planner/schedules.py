@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from undertow.config.errors import ConfigError
 from undertow.planner.layout import Placement
 
 ScheduleName = Literal["1f1b", "interleaved", "zb-h1", "zbv"]
+
+Pace = tuple[int, int, int]
+"""How long F, B and W take, one against the other, where the backward pass is split."""
+EQUAL: Pace = (1, 1, 1)
 
 
 class Operation(NamedTuple):
@@ -29,6 +35,10 @@ class Operation(NamedTuple):
     chunk: int = 0
 
 
+Orders = tuple[tuple[Operation, ...], ...]
+"""What each rank does, in that order."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """`orders[rank]` is what a rank does, in that order; `split` says whether `B` leaves the weights to `W`."""
@@ -39,7 +49,7 @@ class Schedule:
     microbatches: int
     placement: Placement
     split: bool
-    orders: tuple[tuple[Operation, ...], ...]
+    orders: Orders
 
     def stage(self, rank: int, chunk: int) -> int:
         """The stage that is a rank's chunk."""
@@ -67,8 +77,8 @@ def needs(kind: str, stage: int, last: int) -> tuple[tuple[str, int], ...]:
     return (("F", stage),) if stage == last else (("F", stage), ("B", stage + 1))
 
 
-def build_schedule(name: ScheduleName, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule of that name. `ConfigError` where the number of chunks or microbatches does not suit it."""
+def check_schedule(name: ScheduleName, ranks: int, microbatches: int, chunks: int = 1) -> None:
+    """Raises `ConfigError` where the number of chunks or microbatches does not suit a schedule."""
     if ranks < 1 or microbatches < 1:
         raise ConfigError(f"schedule {name}: {ranks} ranks and {microbatches} microbatches; each is at least 1")
     allowed = {"1f1b": (1, "1"), "zb-h1": (1, "1"), "zbv": (2, "2"), "interleaved": (max(chunks, 2), "2 or more")}
@@ -80,8 +90,13 @@ def build_schedule(name: ScheduleName, ranks: int, microbatches: int, chunks: in
         raise ConfigError(
             f"schedule interleaved: {microbatches} microbatches; their number is a multiple of the {ranks} ranks"
         )
+
+
+def build_schedule(name: ScheduleName, ranks: int, microbatches: int, chunks: int = 1, pace: Pace = EQUAL) -> Schedule:
+    """The schedule of that name; the order of ZBV follows the `pace` of operations. Raises as `check_schedule`."""
+    check_schedule(name, ranks, microbatches, chunks)
     if name == "zbv":
-        orders = _folded(ranks, microbatches)
+        orders = _folded(ranks, microbatches, pace)
     elif name == "zb-h1":
         orders = [tuple(_zero_bubble(rank, ranks, microbatches)) for rank in range(ranks)]
     else:
@@ -123,33 +138,60 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int) -> Iterator[Operation
     yield from (Operation("W", n) for n in range(written, microbatches))
 
 
-def _folded(ranks: int, microbatches: int) -> list[tuple[Operation, ...]]:
-    """ZBV by list scheduling in unit steps: a rank starts the first that it can of B and F of chunk 1, F and B of chunk
-    0, W; a forward only while fewer than 2 `ranks` chunks are in flight.
+_LATE = (0, 2, 4)  # chunks; more hardly shorten an iteration
+_PREFERRED: tuple[tuple[Literal["F", "B", "W"], int], ...] = (
+    ("B", 1), ("F", 1), ("F", 0), ("B", 0), ("W", 1), ("W", 0)
+)  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _folded(ranks: int, microbatches: int, pace: Pace) -> Orders:
+    """ZBV: with some chunks (`_LATE`) more than 2 `ranks` that wait for their W, what is done first.
+
+    No order takes less than all operations of the last rank behind the first forwards of the others.
+    """
+    least = 2 * microbatches * sum(pace) + (ranks - 1) * pace[0]
+    best: tuple[int, Orders] | None = None
+    for late in _LATE:
+        found = _listed(ranks, microbatches, 2 * ranks + late, pace)
+        if best is None or found[0] < best[0]:
+            best = found
+        if best[0] == least or 2 * microbatches <= 2 * ranks + late:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _listed(ranks: int, microbatches: int, most: int, pace: Pace) -> tuple[int, Orders]:
+    """List scheduling, and when it ends: a free rank starts the first that it can of B and F of chunk 1, F and B of
+    chunk 0, W; a forward only while fewer than 2 `ranks` chunks are in flight, and fewer than `most` until their W.
 
     Of that room, chunk 0 leaves one place to chunk 1: so the oldest microbatch always gets on, and the loop ends.
     """
-    last = 2 * ranks - 1
-    done: dict[tuple[str, int, int], int] = {}  # (kind, stage, microbatch) -> step at whose end it is done
+    last, lasting = 2 * ranks - 1, dict(zip("FBW", pace, strict=True))
+    done: dict[tuple[str, int, int], int] = {}  # (kind, stage, microbatch) -> when it ends
     following = {(kind, stage): 0 for kind in "FBW" for stage in range(last + 1)}
+    sources = {each: needs(*each, last) for each in following}
     orders: list[list[Operation]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
-    step = 0
-    while any(len(order) < 6 * microbatches for order in orders):
-        chosen: list[tuple[int, str, int, int]] = []
+    held, kept, free = [0] * ranks, [0] * ranks, [0] * ranks  # chunks until their B, until their W; when it is free
+    moments, now = [0], 0
+    while moments:
+        now = heappop(moments)
         for rank in range(ranks):
-            for kind, chunk in (("B", 1), ("F", 1), ("F", 0), ("B", 0), ("W", 1), ("W", 0)):
+            for kind, chunk in _PREFERRED if free[rank] <= now else ():
                 stage = last - rank if chunk else rank
                 n = following[kind, stage]
-                if n == microbatches or (kind == "F" and held[rank] + (chunk == 0) >= 2 * ranks):
+                if n == microbatches:
                     continue
-                if all(done.get((*source, n), step + 1) <= step for source in needs(kind, stage, last)):
-                    chosen.append((rank, kind, stage, n))
+                if kind == "F" and (held[rank] + (chunk == 0) >= 2 * ranks or kept[rank] + (chunk == 0) >= most):
+                    continue
+                if all(done.get((*source, n), now + 1) <= now for source in sources[kind, stage]):
+                    done[kind, stage, n] = free[rank] = now + lasting[kind]
+                    following[kind, stage] += 1
+                    held[rank] += (kind == "F") - (kind == "B")
+                    kept[rank] += (kind == "F") - (kind == "W")
+                    orders[rank].append(Operation(kind, n, chunk))
+                    if free[rank] not in moments:
+                        heappush(moments, free[rank])
                     break
-        step += 1
-        for rank, kind, stage, n in chosen:
-            done[kind, stage, n] = step
-            following[kind, stage] += 1
-            held[rank] += {"F": 1, "B": -1, "W": 0}[kind]
-            orders[rank].append(Operation(kind, n, int(stage >= ranks)))  # type: ignore[arg-type]
-    return [tuple(order) for order in orders]
+    return now, tuple(tuple(order) for order in orders)

@@ -61,12 +61,28 @@ def weights_bytes(
     return held + 8 * hash_table_entries(config) + 4 * biases
 
 
+def active_bytes(config: ModelConfig, form: WeightFormat, geometry: Geometry | None = None) -> float:
+    """Bytes of weights that a rank reads for one token, on average over ranks: everything but the embedding, and of the
+    routed experts those that a token takes. MTP blocks do not count."""
+    ranks, share = geometry or Geometry(), config.num_experts_per_tok / config.n_routed_experts
+    return sum(
+        stored_bytes(local(weight, ranks), form) * (share if weight.split == "experts" else 1)
+        for weight in all_weights(config)
+        if not weight.name.startswith(("mtp.", "embed."))
+    )
+
+
 @dataclass(frozen=True)
 class ServingPlan:
-    """Memory of one GPU of a replica. `sequences` of `length` tokens fit at once, or `tokens` of one sequence."""
+    """Memory of one GPU of a replica. `sequences` of `length` tokens fit at once, or `tokens` of one sequence.
+
+    `form` is that of the stored weights, of which one token reads `active` bytes.
+    """
 
     length: int
+    form: WeightFormat
     weights: int
+    active: float
     update_buckets: int
     workspace: int
     cache: CacheBytes
@@ -139,7 +155,9 @@ def plan_serving(
             raise ConfigError(f"{name} is {value}; allowed: at least 0")
     return ServingPlan(
         length,
+        weights,
         weights_bytes(config, weights, geometry, mtp=mtp),
+        active_bytes(config, weights, geometry),
         update_buckets * bucket_bytes,
         workspace,
         CacheBytes(config, cache, online, mtp),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from undertow.config.errors import ConfigError
@@ -56,11 +56,13 @@ class FlatProfile:
 
 @dataclass(frozen=True)
 class StateProfile:
-    """A named profile; `sharing` is how data-parallel ranks share it where nothing else is said."""
+    """A named profile; `sharing` is how data-parallel ranks share it where nothing else is said. With `host` the
+    optimizer state lives in the memory of the host and passes through the GPU in chunks."""
 
     name: str
     profile: Profile
     sharing: Sharing
+    host: bool = False
 
 
 PUBLISHED: tuple[str, ...] = ("published-fp32", "published-bf16", "published-bf16-main", "published-muon")
@@ -96,15 +98,26 @@ def profile_of_run(run: RunConfig) -> StateProfile:
     return StateProfile(f"{train.optimizer}-{train.state_profile}", own, "full")
 
 
+CHUNK, CHUNKS = 256 << 20, 2
+"""Bytes in which state on the host passes through the GPU, and how many are there: one comes while another works."""
+
+
+def on_host(profile: StateProfile) -> StateProfile:
+    """The same profile with main weights and moments on the host."""
+    return replace(profile, name=f"{profile.name} on the host", host=True)
+
+
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one rank. The three parts that live through the step, and what stays unsharded beside them."""
+    """Bytes of one rank. The three parts that live through the step, what stays unsharded beside them, and what lies on
+    the `host`; of that `optimizer` is the chunks on the GPU."""
 
     weights: int
     gradients: int
     optimizer: int
     unsharded_weights: int
     unsharded_gradients: int
+    host: int = 0
 
 
 def _shared(size: int, ranks: int) -> int:
@@ -141,11 +154,13 @@ def state_bytes(
         )
 
     full = sharing == "full"
+    optimizer = held(kept.optimizer_state, sharing != "none")
     at_work = parameters if deferred else largest_layer
     return StateBytes(
         held(kept.weights, full),
         held(kept.gradients, full),
-        held(kept.optimizer_state, sharing != "none"),
+        min(optimizer, CHUNKS * CHUNK) if profile.host else optimizer,
         whole(kept.weights, at_work, 1 if deferred else 2) if full else 0,
         whole(kept.gradients, at_work, 1) if full else 0,
+        optimizer if profile.host else 0,
     )

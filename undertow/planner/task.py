@@ -1,31 +1,33 @@
 """A training run as the planner sees it: a model, a geometry, a batch, a schedule and an implementation, no layout yet.
 
-A layout and the layers that are recomputed are chosen afterwards, by hand, evenly or by search.
+A layout and what is recomputed are chosen afterwards, by hand, evenly or by search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError
-from undertow.config.gpus import GPUS
 from undertow.config.model import ModelConfig
-from undertow.planner.activations import Microbatch, SavedTable
-from undertow.planner.calibration import calibration_for
-from undertow.planner.costs import MicrobatchShape, ModelTimes, model_times
+from undertow.planner.activations import Microbatch
+from undertow.planner.calibration import Calibration
+from undertow.planner.calibration_file import shipped_calibration
+from undertow.planner.costs import ModelTimes
 from undertow.planner.geometry import Batch, Geometry
-from undertow.planner.inflight import held_by_schedule
+from undertow.planner.inflight import held_by_1f1b, held_by_schedule, stage_bytes
 from undertow.planner.layout import Layout, check_layout, layout_of
 from undertow.planner.memory import Memory, MemoryModel
 from undertow.planner.parameters import Stage
 from undertow.planner.pipeline import pipeline_timeline
-from undertow.planner.rates import MI355X_V4_FLASH, Rates
-from undertow.planner.schedules import ScheduleName, build_schedule, placement_of
+from undertow.planner.rates import Rates
+from undertow.planner.recompute import NONE, Recompute
+from undertow.planner.saved import SavedTable
+from undertow.planner.schedules import EQUAL, ScheduleName, build_schedule, placement_of, splits_backward
 from undertow.planner.state import StateProfile
-from undertow.planner.timeline import StageBytes, Timeline
+from undertow.planner.timeline import Timeline
+from undertow.planner.times import run_times
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Task:
     schedule: ScheduleName = "1f1b"
     chunks: int = 1
     frozen_indexer: bool = False
+    calibration: Calibration = field(default_factory=shipped_calibration)
+    remarks: tuple[str, ...] = ()
+    """Sentences about what was chosen unasked."""
 
     @property
     def config(self) -> ModelConfig:
@@ -74,7 +79,8 @@ class Task:
     @cached_property
     def memory_model(self) -> MemoryModel:
         """Memory of any division into stages, with the constant that was measured for the implementation, if any."""
-        return MemoryModel(self.microbatch, self.profile, calibration_for(self.microbatch.implementation))
+        constant = self.calibration.memory_of(self.microbatch.implementation)
+        return MemoryModel(self.microbatch, self.profile, constant)
 
     @property
     def saved(self) -> SavedTable:
@@ -83,33 +89,29 @@ class Task:
 
     @cached_property
     def rates(self) -> Rates:
-        """Those fitted on the MI355X, or their guess in proportion to the peak of another GPU."""
-        gpu, fitted = self.pool.gpu, MI355X_V4_FLASH
-        home = next(known for known in GPUS if known.name == fitted.gpu)
-        return fitted if gpu == home else fitted.scaled(gpu.name, gpu.bf16 / home.bf16)
+        """Those of the calibration, or their guess in proportion to the peak of another GPU."""
+        return self.calibration.rates_of(self.pool.gpu)
 
     @cached_property
     def times(self) -> ModelTimes:
-        """Seconds of every layer for one microbatch.
+        """Seconds of every layer for one microbatch, and once an iteration; see `run_times`."""
+        return run_times(self.memory_model, self.pool.gpu, self.calibration, frozen_indexer=self.frozen_indexer)
 
-        The indexer counts as in the fit of the rates, with the shared query path and learning, whichever it is: the
-        rates absorb the difference to the runs that were measured.
-        """
-        counted = self.config.model_copy(update={"indexer": "shared"})
-        batch, geometry = self.batch, self.geometry
-        shape = MicrobatchShape(counted, batch.sequence_length, batch.micro_batch, geometry.sequence_ranks)
-        return model_times(shape, self.rates)
-
-    def memory(self, layout: Layout, recompute: frozenset[int] = frozenset()) -> Memory:
+    def memory(self, layout: Layout, recompute: Recompute = NONE) -> Memory:
         """Memory of every rank under a layout."""
         chunks = check_layout(layout, self.config, self.geometry.pipeline, placement_of(self.schedule))
-        order = build_schedule(self.schedule, self.geometry.pipeline, self.microbatches, chunks)
-        held = held_by_schedule(order, layout, self.saved, recompute)
+        if self.schedule == "1f1b":
+            held = held_by_1f1b(layout, self.microbatches)
+        else:
+            pace = self.times.pace if self.schedule == "zbv" else EQUAL
+            order = build_schedule(self.schedule, self.geometry.pipeline, self.microbatches, chunks, pace)
+            held = held_by_schedule(order, layout, self.saved, recompute)
         return self.memory_model.plan(held, self.limit_bytes, recompute=recompute)
 
-    def timeline(self, layout: Layout, recompute: frozenset[int] = frozenset()) -> Timeline:
+    def timeline(self, layout: Layout, recompute: Recompute = NONE) -> Timeline:
         """One iteration under a layout, with what microbatches hold meanwhile."""
-        stages = [self.saved.stage(Stage.of(layout, stage), recompute) for stage in range(len(layout.stages))]
+        split, count = splits_backward(self.schedule), len(layout.stages)
+        stages = [stage_bytes(self.saved, Stage.of(layout, stage), split, recompute) for stage in range(count)]
         return pipeline_timeline(
             layout,
             self.times,
@@ -117,7 +119,8 @@ class Task:
             microbatches=self.microbatches,
             schedule=self.schedule,
             recompute=recompute,
-            held=[StageBytes(stage.total, 0, stage.transient) for stage in stages],
+            held=stages,
+            transfer=self.times.transfer,
         )
 
     def even_layout(self) -> Layout:
@@ -131,37 +134,3 @@ class Task:
         each, left = divmod(layers, stages)
         counts = [each + (stage >= stages - left) for stage in range(stages)]
         return layout_of(counts, self.config.num_nextn_predict_layers)
-
-
-def read_layers(text: str, layout: Layout) -> frozenset[int]:
-    """Layers to recompute: `none`, `all`, numbers and ranges as `0,4,10-12`, or `first:N`, the first N of each stage.
-
-    Raises `ConfigError` for another form and for layers that the layout does not have.
-    """
-    layers = range(sum(layout.counts("t")))
-    told = f"recompute '{text}'"
-    if text in ("none", "all"):
-        return frozenset(layers if text == "all" else ())
-    if text.startswith("first:"):
-        count = _number(text.removeprefix("first:"), told)
-        return frozenset(n for stage in range(len(layout.stages)) for n in layout.layers(stage)[:count])
-    found = frozenset(_ranges(text, told))
-    if wrong := sorted(found - set(layers)):
-        raise ConfigError(f"{told}: layer {wrong[0]} is none of this model's, 0 to {layers[-1]}")
-    return found
-
-
-def _ranges(text: str, told: str) -> Iterator[int]:
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        low = _number(first, told)
-        high = _number(last, told) if dash else low
-        if high < low:
-            raise ConfigError(f"{told}: the range {part.strip()} runs backwards")
-        yield from range(low, high + 1)
-
-
-def _number(text: str, told: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 6):
-        raise ConfigError(f"{told}: '{text}' is no layer number; write none, all, 0,4,10-12, or first:3 of each stage")
-    return int(text)

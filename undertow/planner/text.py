@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from undertow.model.parameters import closed_counts
+from undertow.planner.decode_text import decode_text
 from undertow.planner.memory import GB, GIB, RankMemory
+from undertow.planner.serving_text import replicas_text
+from undertow.planner.table import columns
+from undertow.planner.tuned_text import tuned_text
 
 if TYPE_CHECKING:
     from undertow.planner.plan import Plan
-    from undertow.planner.rollout import Rollout
+    from undertow.planner.replicas import Replicas
 
 _TERMS = 3
 """Terms of memory that a line names."""
@@ -22,8 +24,11 @@ _UNITS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
 def plan_text(plan: Plan) -> str:
     """Parameters, memory of every stage, operations in both conventions, time and what is not calibrated."""
     parts = [_head(plan), _parameters(plan), _memory(plan), _flops(plan), _time(plan)]
+    parts.append(decode_text(plan.task.config, plan.task.batch.sequence_length))
     if plan.rollout:
         parts.append(_rollout(plan.rollout))
+    if plan.tuned:
+        parts.append(tuned_text(plan.tuned))
     if plan.uncalibrated:
         parts.append(["not calibrated", *(f"  {note}" for note in plan.uncalibrated)])
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -38,7 +43,7 @@ def _head(plan: Plan) -> list[str]:
         f"{geometry.context}; data {geometry.data}, of experts {geometry.expert_data}",
         f"  {batch.size:,} sequences of {batch.sequence_length:,} tokens, micro-batch {batch.micro_batch}: "
         f"{task.microbatches:,} microbatches",
-        f"  layout {plan.layout}, schedule {task.schedule}, recomputed layers {_ranges(plan.recompute)}",
+        f"  layout {plan.layout}, schedule {task.schedule}, recomputed layers {plan.recompute}",
         f"  implementation {task.microbatch.implementation}, state {task.profile.name}",
     ]
 
@@ -56,7 +61,7 @@ def _parameters(plan: Plan) -> list[str]:
     ]
     modules = sorted(((size, name) for name, size in counts.by_module.items() if size), reverse=True)
     rows += [[name.replace("_", " "), _billions(size), f"{size / counts.total:.2%}"] for size, name in modules]
-    return ["parameters", *_columns(rows, right=(1,))]
+    return ["parameters", *columns(rows, right=(1,))]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -70,8 +75,17 @@ def _memory(plan: Plan) -> list[str]:
         rows.append([str(stage.stage), *sizes, _largest(stage, digits)])
     return [
         f"memory of a GPU, {_gb(limit)} GB ({_gib(limit)} GiB) at most; {each} alike in each {name}",
-        *_columns(rows, right=(1, 2, 3)),
+        *columns(rows, right=(1, 2, 3)),
+        *_host(plan),
     ]
+
+
+def _host(plan: Plan) -> list[str]:
+    most = max(stage.host_bytes for stage in plan.memory.stages)
+    if not most:
+        return []
+    machine = plan.memory.machine_host_bytes()
+    return [f"  on the host: optimizer state, {_gb(most)} GB a GPU and {_gb(machine)} GB a machine of 8 GPUs at most"]
 
 
 def _largest(rank: RankMemory, digits: int) -> str:
@@ -92,7 +106,7 @@ def _flops(plan: Plan) -> list[str]:
     rows.append(["all", *(f"{part / scale:,.2f}" for part in sums)])
     return [
         f"operations of an iteration, {unit}, with the {flops.terms.indexer} indexer",
-        *_columns(rows, right=(1, 2, 3, 4)),
+        *columns(rows, right=(1, 2, 3, 4)),
     ]
 
 
@@ -100,30 +114,20 @@ def _time(plan: Plan) -> list[str]:
     time, timeline = plan.time, plan.timeline
     algorithmic, reported = time.tflops_per_gpu
     waits = [f"{timeline.bubble_fraction(rank):.0%}" for rank in range(len(timeline.ranks))]
+    last = max(float(rank.step) for rank in timeline.ranks)
+    sums = [f"  of them {_seconds(last)} s at the end for sums of gradients and gathers of weights"] if last else []
     return [
         f"time, by rates {time.calibration}",
         f"  {_seconds(time.seconds_per_iteration)} s an iteration, {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
+        *sums,
         f"  {algorithmic:,.1f} TFLOP/s/GPU algorithmic, {reported:,.1f} reported",
         f"  bubbles by pipeline rank: {', '.join(waits)}",
     ]
 
 
-def _rollout(rollout: Rollout) -> list[str]:
-    serving, width = rollout.serving, rollout.geometry.gpus
-    verdict = "" if rollout.fits else ": DOES NOT FIT"
-    return [
-        f"rollout on {rollout.pool}, {rollout.replicas} replicas of {width} GPUs{verdict}",
-        f"  of {_gb(serving.budget)} GB a GPU, GB: weights in FP8 {_gb(serving.weights)}, update buckets "
-        f"{_gb(serving.update_buckets)}, cache {_gb(max(0, serving.room))}",
-        f"  {rollout.sequences:,} sequences of {serving.length:,} tokens at once, "
-        f"{serving.sequence_bytes / 2**20:,.1f} MiB of cache each",
-    ]
-
-
-def _ranges(layers: frozenset[int]) -> str:
-    runs = groupby(enumerate(sorted(layers)), key=lambda pair: pair[1] - pair[0])
-    ends = [[number for _, number in run] for _, run in runs]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends) or "none"
+def _rollout(replicas: Replicas) -> list[str]:
+    verdict = "" if replicas.fits else ": DOES NOT FIT"
+    return [f"rollout on {replicas.pool}{verdict}", *replicas_text(replicas)]
 
 
 def _billions(count: int) -> str:
@@ -140,13 +144,3 @@ def _gb(size: int, digits: int = 1) -> str:
 
 def _gib(size: int, digits: int = 1) -> str:
     return f"{size / GIB:,.{digits}f}"
-
-
-def _columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield f"  {'  '.join(cells)}".rstrip()

@@ -18,20 +18,26 @@ Time: TypeAlias = float | int | Fraction
 
 
 class StageTime(NamedTuple):
-    """Seconds that one microbatch takes on a stage; `weight` is the part of `backward` that makes weight gradients."""
+    """Seconds that one microbatch takes on a stage; `weight` is the part of `backward` that makes weight gradients.
+
+    `step` is taken once an iteration, after the last operation of the rank: sums of gradients, gathers of weights.
+    """
 
     forward: Time
     backward: Time
     weight: Time = 0
+    step: Time = 0
 
 
 class StageBytes(NamedTuple):
     """Bytes of one microbatch on a stage: `saved` from the start of its forward to the end of its backward,
-    `for_weight` besides, to the end of the weight gradient, and `transient` during the backward alone."""
+    `for_weight` besides, to the end of the weight gradient, and `transient` during the backward alone. Where a schedule
+    splits the backward, `gradients` come from the end of its first part to the end of the weight gradient."""
 
     saved: int
     for_weight: int = 0
     transient: int = 0
+    gradients: int = 0
 
 
 class Event(NamedTuple):
@@ -47,9 +53,9 @@ class Event(NamedTuple):
 class RankTimeline:
     """What a rank does, in order, and what it holds.
 
-    `busy` and `bubble` add up to the iteration, in seconds. `peak_bytes` counts what microbatches hold, first reached
-    at `peak_at` seconds. `in_flight` is the most microbatches whose forward had started and whose backward had not
-    ended, in full-stage equivalents: a chunk of v counts 1/v.
+    `busy`, `step` (once, after the last operation) and `bubble` add up to the iteration, in seconds. `peak_bytes`
+    counts what microbatches hold, first reached at `peak_at` seconds. `in_flight` is the most microbatches whose
+    forward had started and whose backward had not ended, in full-stage equivalents: a chunk of v counts 1/v.
     """
 
     events: tuple[Event, ...]
@@ -58,14 +64,20 @@ class RankTimeline:
     peak_bytes: int
     peak_at: Time
     in_flight: Fraction
+    step: Time = 0
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration: its seconds from the first forward to the last operation of any rank, and every rank."""
+    """One iteration: its seconds from the first forward to the end of the last rank, its step included, and every rank.
+
+    `held` are the bytes that it was run with, by stage, and `split` is its schedule's: `changes` reads them.
+    """
 
     seconds: Time
     ranks: tuple[RankTimeline, ...]
+    held: tuple[StageBytes, ...] = ()
+    split: bool = False
 
     def bubble_fraction(self, rank: int) -> float:
         """Share of the iteration in which a rank waits."""
@@ -87,8 +99,13 @@ def simulate(
             f"schedule {schedule.name} has {stages} stages; times of {len(times)} and bytes of {len(held)} were given"
         )
     events = _run(schedule, times, transfer)
-    seconds = max(of_rank[-1].end for of_rank in events)
-    return Timeline(seconds, tuple(_rank(schedule, of_rank, held, seconds) for of_rank in events))
+    steps: list[Time] = [
+        sum(times[schedule.stage(rank, chunk)].step for chunk in range(schedule.chunks))
+        for rank in range(schedule.ranks)
+    ]
+    seconds = max(of_rank[-1].end + step for of_rank, step in zip(events, steps, strict=True))
+    ranks = tuple(_rank(schedule, *each, held, seconds) for each in zip(events, steps, strict=True))
+    return Timeline(seconds, ranks, tuple(held), schedule.split)
 
 
 def _durations(schedule: Schedule, times: Sequence[StageTime]) -> list[dict[str, Time]]:
@@ -146,22 +163,31 @@ def _refuse_a_stop(schedule: Schedule, events: list[list[Event]], stage_of: list
         )
 
 
-def _rank(schedule: Schedule, events: list[Event], held: Sequence[StageBytes], seconds: Time) -> RankTimeline:
+def changes(held: StageBytes, kind: str, split: bool) -> tuple[int, int]:
+    """Bytes that a rank holds more of when an operation of a `kind` starts on a stage, and when it ends; `split` is the
+    schedule's."""
+    saved, for_weight, transient, gradients = held
+    if kind == "F":
+        return saved + for_weight, 0
+    if kind == "B":
+        return transient, (gradients - saved if split else -saved - for_weight) - transient
+    return 0, -for_weight - gradients
+
+
+def _rank(
+    schedule: Schedule, events: list[Event], step: Time, held: Sequence[StageBytes], seconds: Time
+) -> RankTimeline:
     busy = sum(e.end - e.start for e in events)
     now = peak = flying = most = 0
     peak_at: Time = 0
     for (kind, _, _), stage, start, _ in events:
-        saved, for_weight, transient = held[stage]
-        if kind == "F":
-            now += saved + for_weight
-            flying += 1
-            most = max(most, flying)
-        reached = now + transient if kind == "B" else now
-        if reached > peak:
-            peak, peak_at = reached, start
-        if kind == "B":
-            now -= saved if schedule.split else saved + for_weight
-            flying -= 1
-        elif kind == "W":
-            now -= for_weight
-    return RankTimeline(tuple(events), busy, seconds - busy, peak, peak_at, Fraction(most, schedule.chunks))
+        at_start, at_end = changes(held[stage], kind, schedule.split)
+        now += at_start
+        flying += kind == "F"
+        most = max(most, flying)
+        if now > peak:
+            peak, peak_at = now, start
+        now += at_end
+        flying -= kind == "B"
+    bubble = seconds - busy - step
+    return RankTimeline(tuple(events), busy, bubble, peak, peak_at, Fraction(most, schedule.chunks), step)

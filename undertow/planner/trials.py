@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from undertow.planner.case import Case, Cuts, Span, spans
 from undertow.planner.knapsack import Choice, Knapsacks
+from undertow.planner.recompute import Recompute
 from undertow.planner.timeline import StageTime
 
 
@@ -18,15 +20,15 @@ class Trial(NamedTuple):
     choices: tuple[Choice, ...]
 
     @property
-    def recompute(self) -> frozenset[int]:
-        """Layers computed again."""
-        return frozenset().union(*(choice.layers for choice in self.choices))
+    def recompute(self) -> Recompute:
+        """What is computed again."""
+        return Recompute.union(choice.recompute for choice in self.choices)
 
     @property
     def order(self) -> tuple[float, int, int, Cuts]:
-        """Faster first, then of lower peak, then with fewer layers computed again."""
+        """Faster first, then of lower peak, then with less computed again."""
         peak = max(choice.bytes for choice in self.choices)
-        return round(self.seconds, 10), peak, len(self.recompute), self.cuts
+        return round(self.seconds, 10), peak, sum(len(choice.recompute) for choice in self.choices), self.cuts
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class Trials:
         """The same case with other limits, and what does not depend on them."""
         return replace(self, case=replace(self.case, limits=limits))
 
+    @cached_property
+    def before(self) -> list[tuple[float, float]]:
+        """Seconds of all parts before each part: forward, and forward and backward."""
+        sums = [(0.0, 0.0)]
+        for time in self.case.part_times:
+            ahead, both = sums[-1]
+            sums.append((ahead + float(time.forward), both + float(time.forward + time.backward)))
+        return sums
+
     def time(self, span: Span) -> StageTime:
         """Seconds of a span, nothing computed again."""
         if span not in self._times:
@@ -56,6 +67,19 @@ class Trials:
     def choice(self, rank: int, of: tuple[Span, ...]) -> Choice | None:
         """What a rank with such stages computes again; None if it is over its limit whatever that is."""
         return self.knapsacks.choose(rank, of, self.case.limits[rank])
+
+    def least_seconds(self, cuts: Cuts) -> float:
+        """No layout takes less: a rank waits for the forward of the stages before its first, works, and where the
+        backward is not split, those stages' backwards follow."""
+        case, before = self.case, self.before
+        split, m = case.plan.split, case.microbatches
+        work, first = [0.0] * case.ranks, 0
+        for rank, end in zip(case.rank_of, cuts, strict=True):
+            work[rank] += before[end][1] - before[first][1]
+            first = end
+        starts = (0, *cuts[: case.ranks - 1])
+        most = max(before[at][not split] + m * each for at, each in zip(starts, work, strict=True))
+        return most * (1 - 1e-9)
 
     def plain_seconds(self, cuts: Cuts) -> float:
         """Seconds if nothing were computed again: never more than those of the trial."""

@@ -1,230 +1,194 @@
-"""The fastest pipeline that fits: layout, schedule, layers computed again, and the widths of an outer grid."""
+"""The fastest pipeline that fits: layout, schedule, what is computed again, and the widths of an outer grid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError, DoesNotFit
-from undertow.config.model import ModelConfig
-from undertow.planner.activations import Implementation, Microbatch, check_pool
-from undertow.planner.calibration import MemoryCalibration
-from undertow.planner.case import Case
-from undertow.planner.costs import MicrobatchShape, model_times
+from undertow.planner.candidate import Candidate, candidate_of
+from undertow.planner.case import Case, spans
 from undertow.planner.descent import even_cuts
-from undertow.planner.geometry import Batch, Geometry, build_geometry, check_batch, check_model
+from undertow.planner.grid import Grid, cases_of, ideal, promise
 from undertow.planner.knapsack import Knapsacks
-from undertow.planner.layout import Layout
-from undertow.planner.memory import GB, Memory, MemoryModel
-from undertow.planner.pipeline import pipeline_timeline
+from undertow.planner.memory import GB, Memory
+from undertow.planner.options import Granularity
 from undertow.planner.price import StagePrice, bound_of
-from undertow.planner.rates import Rates
-from undertow.planner.schedules import ScheduleName
+from undertow.planner.schedules import splits_backward
 from undertow.planner.search import search
-from undertow.planner.state import Sharing, StateProfile
-from undertow.planner.timeline import Time
+from undertow.planner.task import Task
 from undertow.planner.trials import Trial, Trials
 
 _ATTEMPTS = 4  # searches with a lower limit, where memory turned out higher than the search had it
+_GLANCE = 0.05  # share of the usual work in a first look at a case with several stages a rank
+_USUAL = 0.4  # share in the second look
+_FINALISTS = 2  # cases that are looked at again, with the usual work
+_NEAR = 1.03  # times the best of the first look, to be a finalist
+_TRUST = 0.98  # share of a guess of seconds that is taken for a bound: real stages are less even than the guess
+_ROOM = 1.1  # times all memory; even stages are a guess of how bytes are spread
+
+Progress = Callable[[int, int], None]
+"""Called with the cases that are done, and how many there are."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Widths, micro-batches and schedules (with stages a rank) to try; combinations that cannot be are left out."""
+class Found:
+    """The best candidate and the next best; what holds it back, in a sentence; what a GB more on each rank would buy.
 
-    pipeline: tuple[int, ...] = (1, 2, 4, 8, 16)
-    expert: tuple[int, ...] = (1, 2, 4, 8)
-    tensor: tuple[int, ...] = (1,)
-    context: tuple[int, ...] = (1,)
-    micro_batch: tuple[int, ...] = (1,)
-    schedules: tuple[tuple[ScheduleName, int], ...] = (("1f1b", 1),)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One way to run: an iteration takes `seconds` in simulation, and `memory` tells every rank.
-
-    `proven`: no other layout of this geometry and schedule is faster within the limit.
+    `searched` are the cases that were looked into, of so many `cases`.
     """
 
-    layout: Layout
-    schedule: ScheduleName
-    chunks: int
-    geometry: Geometry
-    batch: Batch
-    recompute: tuple[int, ...]
-    seconds: float
-    memory: Memory
-    proven: bool
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of the fullest rank."""
-        return self.memory.peak.total_bytes
-
-    @property
-    def order(self) -> tuple[float, int, int, str]:
-        """Faster first, then of lower peak, then with fewer layers computed again."""
-        return round(self.seconds, 10), self.peak_bytes, len(self.recompute), str(self.layout)
-
-    @property
-    def fragment(self) -> str:
-        """YAML that a training recipe takes; what it has no keys for stands in comments."""
-        g, batch = self.geometry, self.batch
-        peak, limit = self.peak_bytes / GB, self.memory.limit_bytes / GB
-        layers = f"[{', '.join(map(str, self.recompute))}]" if self.recompute else "none"
-        return (
-            f"# layout {self.layout}, schedule {self.schedule}, {batch.microbatches(g)} microbatches\n"
-            f"# tensor {g.tensor}, pipeline {g.pipeline}, expert {g.expert}, context {g.context}, data {g.data}\n"
-            f"# {self.seconds:.3f} s an iteration in simulation, {peak:.1f} of {limit:.1f} GB\n"
-            "train:\n"
-            f"  batch_size: {batch.size}\n"
-            f"  micro_batch_size: {batch.micro_batch}\n"
-            f"  sequence_length: {batch.sequence_length}\n"
-            "recompute:\n"
-            f"  layers: {layers}\n"
-        )
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best plan and the next best; what holds it back, in a sentence; what a GB more on each rank would buy."""
-
-    best: Plan
-    runners_up: tuple[Plan, ...]
+    best: Candidate
+    runners_up: tuple[Candidate, ...]
     binding: str
     unlimited_seconds: float
     prices: tuple[StagePrice, ...]
-    uncalibrated: tuple[str, ...] = field(default=())
+    searched: tuple[Case, ...]
+    cases: int
 
 
 def tune(
-    config: ModelConfig,
-    pool: Pool,
-    batch: Batch,
+    searches: Sequence[tuple[Task, Grid]],
+    limit: int,
     *,
-    rates: Rates,
-    profile: StateProfile,
-    implementation: Implementation,
-    calibration: MemoryCalibration | None = None,
-    limit: int | None = None,
-    margin: float = 0.05,
-    grid: Grid | None = None,
-    transfer: Time = 0,
-    frozen_indexer: bool = False,
-    sharing: Sharing | None = None,
-    deferred: bool = False,
+    granularity: Granularity = "layer",
     keep: int = 3,
-) -> Tuned:
-    """The fastest plan of a grid for a pool of GPUs, within `limit` bytes a GPU (the GPU's memory) less `margin`.
+    progress: Progress | None = None,
+) -> Found:
+    """The fastest candidate of grids around tasks of one global batch, each GPU within `limit` bytes.
 
-    `batch.micro_batch` is that of the grid. Raises `DoesNotFit` where nothing fits, and `ConfigError` where no
-    combination of the grid can be, with the reason of the first.
+    Raises `DoesNotFit` where nothing fits, and `ConfigError` where no combination of the grid can be, with the reason
+    of the first.
     """
-    if not 0 <= margin < 1:
-        raise ConfigError(f"margin is {margin}; allowed: at least 0, below 1")
-    bytes_each = int((pool.gpu.memory if limit is None else limit) * (1 - margin))
-    if bytes_each < 1:
+    if limit < 1:
         raise ConfigError(f"limit is {limit} bytes; allowed: at least 1")
     refused: list[ConfigError] = []
-    cases: list[Case] = []
-    for geometry, sized in _combinations(config, pool, batch, grid or Grid(), implementation, refused):
-        sharers = geometry.tensor * geometry.context
-        shape = MicrobatchShape(config, sized.sequence_length, sized.micro_batch, sharers, frozen_indexer)
-        times = model_times(shape, rates)
-        memory = MemoryModel(
-            Microbatch(config, geometry, sized, implementation), profile, calibration, sharing, deferred
-        )
-        limits = (bytes_each,) * geometry.pipeline
-        for schedule, chunks in (grid or Grid()).schedules:
-            case = Case(times, memory, sized.microbatches(geometry), limits, schedule, chunks, transfer)
-            try:
-                _ = case.plan
-            except ConfigError as error:
-                refused.append(error)
-            else:
-                cases.append(case)
+    cases = [case for start, grid in searches for case in cases_of(start, grid, limit, granularity, refused)]
     if not cases:
         raise refused[0] if refused else ConfigError("the grid is empty; give at least one of every width and schedule")
-    tuned = tune_cases(cases, keep)
-    return replace(tuned, uncalibrated=(*tuned.uncalibrated, *_unmeasured(tuned.best, config, rates)))
+    return tune_cases(cases, keep, progress=progress)
 
 
-def _combinations(
-    config: ModelConfig,
-    pool: Pool,
-    batch: Batch,
-    grid: Grid,
-    implementation: Implementation,
-    refused: list[ConfigError],
-) -> Iterator[tuple[Geometry, Batch]]:
-    widths = product(grid.pipeline, grid.expert, grid.tensor, grid.context, grid.micro_batch)
-    for pipeline, expert, tensor, context, rows in widths:
-        sized = replace(batch, micro_batch=rows)
-        try:
-            geometry = build_geometry(pool.count, tensor=tensor, pipeline=pipeline, expert=expert, context=context)
-            check_model(config, geometry)
-            check_batch(config, geometry, sized)
-            if implementation == "primus":
-                check_pool(config, geometry)
-        except ConfigError as error:
-            refused.append(error)
-        else:
-            yield geometry, sized
+def tune_cases(cases: Sequence[Case], keep: int = 3, *, progress: Progress | None = None) -> Found:
+    """The fastest candidate of several cases of one global batch, and the `keep` next ones.
 
-
-def _unmeasured(best: Plan, config: ModelConfig, rates: Rates) -> Iterator[str]:
-    if not rates.covers(config, best.batch.sequence_length):
-        yield f"time: rates {rates.name} were not fitted to this model, sequence length and GPU"
-    widths = {"tensor": best.geometry.tensor, "context": best.geometry.context, "micro-batch": best.batch.micro_batch}
-    for name, value in widths.items():
-        if value != 1:
-            yield f"time: {name} is {value}, no run with another than 1 was measured"
-
-
-def tune_cases(cases: Sequence[Case], keep: int = 3) -> Tuned:
-    """The fastest plan of several cases of one global batch, and the `keep` next ones.
-
-    Cases that could not beat what is found even if no rank ever waited are skipped. Raises `DoesNotFit`.
+    Cases that could not beat what is found even if no rank ever waited are skipped. With several cases of several
+    stages a rank there is a short look at each, and the best are searched once more. Raises `DoesNotFit`.
     """
-    found: list[tuple[Plan, Trials, Trial]] = []
-    share = 1 / max(1, sum(case.chunks > 1 for case in cases))
-    for case in sorted(cases, key=_promise):
-        below = found[keep][0].seconds if len(found) > keep else float("inf")
-        if _ideal(case) >= below:
-            continue
-        trials = Trials.of(case)
-        found += [(plan, trials, trial) for plan, trial in _plans(trials, keep + 1, share, below)]
-        found = sorted(found, key=lambda each: each[0].order)[: keep + 1]
-    if not found:
+    contest = _Contest(keep)
+    order = sorted(cases, key=_preferred)
+    many = sum(case.chunks > 1 for case in cases) > _FINALISTS
+    for done, case in enumerate(order, 1):
+        contest.enter(Trials.of(case), _GLANCE if many and case.chunks > 1 else 1.0)
+        if progress:
+            progress(done, len(order))
+    if not contest.found:
         raise _nothing_fits(cases)
-    best, trials, trial = found[0]
-    bound = bound_of(trials, trial)
-    others = tuple(plan for plan, _, _ in found[1:])
-    return Tuned(best, others, bound.sentence, bound.unlimited_seconds, bound.prices, best.memory.uncalibrated)
+    if many:
+        contest.decide()
+    best, others = contest.found[0], contest.found[1:]
+    bound = bound_of(best.trials, best.trial, best.candidate.proven)
+    return Found(
+        best.candidate,
+        tuple(each.candidate for each in others),
+        bound.sentence,
+        bound.unlimited_seconds,
+        bound.prices,
+        tuple(trials.case for trials in contest.searched),
+        len(cases),
+    )
 
 
-def _ideal(case: Case) -> float:
-    """Seconds if no rank ever waited and nothing were computed again."""
-    return case.microbatches * sum(float(time.forward + time.backward) for time in case.part_times) / case.ranks
+def glance(known: Sequence[Trials], limit: int) -> Candidate | None:
+    """The fastest candidate within another limit, by a short look at each case; None where nothing fits."""
+    contest = _Contest(0)
+    for trials in sorted(known, key=lambda each: _preferred(each.case)):
+        contest.enter(trials.within((limit,) * trials.case.ranks), _GLANCE)
+    return contest.found[0].candidate if contest.found else None
 
 
-def _promise(case: Case) -> float:
-    """A guess of its seconds: stages are equal, and fill and drain as the schedule does."""
-    return _ideal(case) * (1 + (case.ranks - 1) / (case.microbatches * case.chunks))
+def _preferred(case: Case) -> tuple[float, int]:
+    return promise(case), -case.memory.m.geometry.expert
 
 
-def _plans(trials: Trials, keep: int, share: float, below: float) -> list[tuple[Plan, Trial]]:
-    """The best layouts of a case, told by the simulation and the memory model themselves: only those that fit."""
+class _Entry(NamedTuple):
+    candidate: Candidate
+    trials: Trials
+    trial: Trial
+
+
+@dataclass
+class _Contest:
+    """What is found so far, best first, and the cases that were searched."""
+
+    keep: int
+    found: list[_Entry] = field(default_factory=list)
+    searched: list[Trials] = field(default_factory=list)
+
+    @property
+    def below(self) -> float:
+        """Seconds that a layout must beat to be kept."""
+        return self.found[self.keep].candidate.seconds if len(self.found) > self.keep else float("inf")
+
+    def enter(self, trials: Trials, share: float) -> None:
+        """Search a case, unless it cannot win."""
+        case = trials.case
+        if ideal(case) >= self.below or _TRUST * promise(case) >= self.below or case.stages > len(case.parts):
+            return
+        if _hopeless(case):
+            return
+        if any(_dominates(other, trials) for other in self.searched):
+            return
+        self.searched.append(trials)
+        self._search(trials, share)
+
+    def decide(self) -> None:
+        """Search the best cases of several stages a rank once more, with the usual work."""
+        best: dict[int, _Entry] = {}
+        for entry in self.found:
+            best.setdefault(id(entry.trials.knapsacks), entry)
+        near = _NEAR * self.found[0].candidate.seconds
+        for entry in [e for e in best.values() if e.candidate.chunks > 1 and e.candidate.seconds <= near][:_FINALISTS]:
+            self._search(entry.trials, _USUAL)
+
+    def _search(self, trials: Trials, share: float) -> None:
+        entries = _entries(trials, self.keep + 1, share, self.below)
+        known = {(id(each.trials.knapsacks), each.candidate.layout): each for each in (*self.found, *entries)}
+        self.found = sorted(known.values(), key=lambda each: each.candidate.order)[: self.keep + 1]
+
+
+def _hopeless(case: Case) -> bool:
+    """Whether all ranks together have too little memory for their state, and for what microbatches keep with all
+    computed again that may be. Needs no schedule: those that are long take long to build."""
+    ranks, saved = case.ranks, case.memory.saved
+    split = splits_backward(case.schedule)
+    kept = sum(full if split else min(full, least) for full, least in zip(saved.full, saved.recomputed, strict=True))
+    held = min(case.microbatches, ranks if case.schedule == "zbv" else (ranks + 1) / 2)
+    static = sum(case.static_bytes(rank, [span]) for rank, span in enumerate(spans(even_cuts(case, ranks))))
+    return static + held * kept > _ROOM * sum(case.limits)
+
+
+def _dominates(other: Trials, trials: Trials) -> bool:
+    """Whether another case, alike but for the sharing of weights, is nowhere slower and nowhere larger."""
+    a, b = other.case, trials.case
+    if (a.schedule, a.chunks, a.ranks, a.microbatches) != (b.schedule, b.chunks, b.ranks, b.microbatches):
+        return False
+    if any(x > y for one, two in zip(a.part_times, b.part_times, strict=True) for x, y in zip(one, two, strict=True)):
+        return False
+    ranks = list(enumerate(b.rank_spans(even_cuts(b))))
+    return all(other.knapsacks.bytes(rank, of) <= trials.knapsacks.bytes(rank, of) for rank, of in ranks)
+
+
+def _entries(trials: Trials, keep: int, share: float, below: float) -> list[_Entry]:
+    """The best layouts of a case that fit by the memory model itself."""
     case = trials.case
     for _ in range(_ATTEMPTS):
         result = search(trials, keep, share=share, below=below)
-        plans = [(_plan(case, trial, result.proven), trial) for trial in result.trials]
-        excess = [_excess(case, plan.memory) for plan, _ in plans]
-        fitting = [each for each, over in zip(plans, excess, strict=True) if over <= 0]
-        if fitting or not plans:
+        entries = [_Entry(candidate_of(case, trial, result.proven), trials, trial) for trial in result.trials]
+        excess = [_excess(case, entry.candidate.memory) for entry in entries]
+        fitting = [entry for entry, over in zip(entries, excess, strict=True) if over <= 0]
+        if fitting or not entries:
             return fitting
         trials = trials.within(tuple(limit - min(excess) for limit in trials.case.limits))
     return []
@@ -233,23 +197,6 @@ def _plans(trials: Trials, keep: int, share: float, below: float) -> list[tuple[
 def _excess(case: Case, memory: Memory) -> int:
     """Bytes that the rank furthest over its limit is over it."""
     return max(stage.total_bytes - limit for stage, limit in zip(memory.stages, case.limits, strict=True))
-
-
-def _plan(case: Case, trial: Trial, proven: bool) -> Plan:
-    layout, geometry = case.layout(trial.cuts), case.memory.m.geometry
-    memory = case.weigh(layout, trial.recompute, max(case.limits))
-    run = pipeline_timeline(
-        layout,
-        case.times,
-        ranks=case.ranks,
-        microbatches=case.microbatches,
-        schedule=case.schedule,
-        recompute=trial.recompute,
-        transfer=case.transfer,
-    )
-    again = tuple(sorted(trial.recompute))
-    seconds, batch = float(run.seconds), case.memory.m.batch
-    return Plan(layout, case.schedule, case.chunks, geometry, batch, again, seconds, memory, proven)
 
 
 def _nothing_fits(cases: Sequence[Case]) -> DoesNotFit:
@@ -265,8 +212,12 @@ def _nothing_fits(cases: Sequence[Case]) -> DoesNotFit:
     (size, rank), case = min(((fullest(case), case) for case in possible), key=lambda pair: pair[0])
     g = case.memory.m.geometry
     return DoesNotFit(
-        f"no layout fits {case.limits[0] / GB:.1f} GB a GPU: the nearest, evenly laid out under {case.schedule} on "
+        f"no layout fits {_size(case.limits[0])} a GPU: the nearest, evenly laid out under {case.schedule} on "
         f"tensor {g.tensor}, pipeline {g.pipeline}, expert {g.expert} and context {g.context}, takes at least "
-        f"{size / GB:.1f} GB on rank {-rank} with every layer computed again that may be; take more GPUs, a wider "
+        f"{_size(size)} on rank {-rank} with every layer computed again that may be; take more GPUs, a wider "
         "pipeline or expert width, or a smaller state profile"
     )
+
+
+def _size(size: int) -> str:
+    return f"{size / GB:.1f} GB" if size >= 10 * GB else f"{size / GB:.4f} GB"

@@ -46,7 +46,7 @@ def curve(
     )
     return (
         f'<figure><figcaption>{escape(y_name)}{_legend(list(every))}</figcaption><div class="plot">{picture}'
-        f'<div class="y">{_ticks(up, "bottom")}</div><div class="x">{_ticks(across, "left")}</div></div>'
+        f'<div class="y">{ticks(up, "bottom")}</div><div class="x">{ticks(across, "left")}</div></div>'
         f'<div class="x-name">{escape(x_name)}</div></figure>'
     )
 
@@ -90,7 +90,8 @@ def _grid(up: Axis) -> str:
     return "".join(f"M0,{HEIGHT * (1 - up.share(tick)):.1f}H{WIDTH}" for tick in up.ticks)
 
 
-def _ticks(of: Axis, side: str) -> str:
+def ticks(of: Axis, side: str) -> str:
+    """The labels of an axis as elements, each as far from a `side` of the figure as its value says."""
     placed = zip(of.ticks, of.labels, strict=True)
     return "".join(f'<span style="{side}:{100 * of.share(tick):.2f}%">{label}</span>' for tick, label in placed)
 

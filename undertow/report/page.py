@@ -42,7 +42,7 @@ path.grid { stroke: var(--faint); stroke-width: 1; } path.dot { stroke-width: 7;
 .plot span { position: absolute; } .y span { right: calc(100% + .5rem); transform: translateY(50%); }
 .x span { top: calc(100% + .25rem); transform: translateX(-50%); } .x-name { margin: 1.6rem 1rem 0; text-align: right; }
 @media (max-width: 30rem) { .x span:nth-child(even) { display: none; } }
-</style>
+$style</style>
 </head>
 <body>
 <h1>$title</h1>
@@ -52,11 +52,13 @@ $body
 """)
 
 
-def page(title: str, sections: Mapping[str, str], lead: str = "") -> str:
-    """A page of `sections`, HTML by heading, after a paragraph of plain text; empty sections are left out."""
+def page(title: str, sections: Mapping[str, str], lead: str = "", *, style: str = "", last: str = "") -> str:
+    """A page of `sections`, HTML by heading, after a paragraph of plain text; empty sections are left out. `style` is
+    more CSS, `last` HTML at the end."""
     body = [f"<p>{escape(lead)}</p>"] if lead else []
     body += [f"<h2>{escape(heading)}</h2>\n{content}" for heading, content in sections.items() if content]
-    return _PAGE.substitute(title=escape(title), body="\n".join(body))
+    body += [last] if last else []
+    return _PAGE.substitute(title=escape(title), style=style, body="\n".join(body))
 
 
 class Row(NamedTuple):
@@ -77,8 +79,8 @@ def _row(row: Row) -> str:
     return f"<tr><td>{escape(row.name)}{note}</td><td>{escape(row.value)}</td></tr>"
 
 
-def write_page(path: Path, content: str) -> None:
-    """Replace the file in one step. Raises `InputError` where it cannot be written."""
+def write_page(path: Path, content: str, option: str = "--out") -> None:
+    """Replace the file in one step. Raises `InputError`, with the command's `option`, where it cannot be written."""
     fresh = path.with_name(f".{path.name}.writing")
     try:
         with fresh.open("w", encoding="utf-8") as file:
@@ -89,4 +91,4 @@ def write_page(path: Path, content: str) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another with --out FILE") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another with {option} FILE") from None

@@ -29,6 +29,7 @@ from undertow.train.run import RunDirectory
 from undertow.train.start import device_of, trainer_of
 from undertow.train.text import Text, read_text
 from undertow.train.tracking import open_trackers, refuse_missing
+from undertow.train.widths import refuse_wider
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def pretrain(
     begun = time.perf_counter()
     config = resolved.tracked
     refuse_unbuilt(config.optimizations)
+    refuse_wider(config)
     device = device_of(config.device)
     trackers = list(config.tracking)
     refuse_missing(trackers)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undertow.ops.triton.small_floats import ceiling_code, decode_e4m3, encode_e4m3, power_of_two
 
-_ROWS = 8
+_WRITTEN, _READ = {"ROWS": 16, "num_warps": 2}, {"ROWS": 4, "num_warps": 4}
 
 
 @triton.jit
@@ -28,9 +28,9 @@ def _write(
     values = tl.reshape(values, (ROWS, GROUPS, 64))
     most = tl.maximum(tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2), floor)
     told = ceiling_code(most, 0x43E00000)
-    lost = told == 255
-    scaled = values * power_of_two(tl.where(lost, 0, 254 - told))[:, :, None]
-    codes = encode_e4m3(tl.where(lost[:, :, None], 0.0, scaled), HARDWARE)
+    # A group with a NaN or an infinity has codes of zero under a scale of NaN.
+    scaled = values * power_of_two(tl.where(told == 255, 0, 254 - told))[:, :, None]
+    codes = encode_e4m3(tl.where((told < 255)[:, :, None], scaled, 0.0), HARDWARE)
     tl.store(records + row[:, None] * SIZE + column[None, :], tl.reshape(codes, (ROWS, GROUPS * 64)), inside)
     rest = tl.arange(0, TURNED)
     here = (row < count)[:, None] & (rest < ROTATED)[None, :]
@@ -76,9 +76,9 @@ def write_records(entries: Tensor, rotated: int, size: int, floor: float, *, har
     if count:
         entries = entries if entries.stride(1) == 1 else entries.contiguous()
         least = torch.tensor(floor, dtype=torch.float32).view(torch.int32).item()
-        _write[(triton.cdiv(count, _ROWS),)](
+        _write[(triton.cdiv(count, _WRITTEN["ROWS"]),)](
             entries, entries.stride(0), records, records.view(torch.bfloat16), count, least,
-            SIZE=size, HARDWARE=hardware, **_shape(width, rotated),
+            SIZE=size, HARDWARE=hardware, **_shape(width, rotated), **_WRITTEN,
         )  # fmt: skip
     return records
 
@@ -89,9 +89,9 @@ def read_records(records: Tensor, width: int, rotated: int, *, hardware: bool = 
     records = records.contiguous()
     entries = records.new_empty((count, width), dtype=torch.bfloat16)
     if count:
-        _read[(triton.cdiv(count, _ROWS),)](
+        _read[(triton.cdiv(count, _READ["ROWS"]),)](
             records, records.view(torch.bfloat16), entries, count, SIZE=size, HARDWARE=hardware,
-            **_shape(width, rotated),
+            **_shape(width, rotated), **_READ,
         )  # fmt: skip
     return entries
 
@@ -103,5 +103,4 @@ def _shape(width: int, rotated: int) -> dict[str, int]:
         "ROTATED": rotated,
         "GROUPS": triton.next_power_of_2(plain // 64),
         "TURNED": triton.next_power_of_2(max(rotated, 1)),
-        "ROWS": _ROWS,
     }

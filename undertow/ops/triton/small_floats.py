@@ -14,12 +14,15 @@ import triton.language as tl
 
 @triton.jit
 def encode_e4m3(x, hardware: tl.constexpr):
-    """Codes (uint8) of float32 magnitudes up to 448 and their signs, to nearest even, in OCP's E4M3; -0 becomes 0."""
+    """Codes (uint8) of float32 magnitudes up to 448 and their signs, to nearest even, in OCP's E4M3; -0 and NaN become
+    0."""
+    # Up to half a step all goes to zero, which has no sign here; NaN compares as if it did.
+    x = tl.where(tl.abs(x) > 0.0009765625, x, 0.0)
     if hardware:
         codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         codes = _encode(x, 3, 7, 0x3C800000, 0x46800000, 7)  # smallest normal 2^-6, binade of steps of 2^-9: 2^14
-    return tl.where(codes == 0x80, 0, codes).to(tl.uint8)
+    return codes
 
 
 @triton.jit
@@ -50,8 +53,12 @@ def _encode(
 @triton.jit
 def decode_e4m3(codes, fnuz: tl.constexpr, hardware: tl.constexpr):
     """Float32 values of E4M3 codes (uint8) of either dialect, exact; NaN codes give NaN."""
-    if hardware and not fnuz:
+    if hardware:
         value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        if fnuz:
+            # The same byte is half as much, but for OCP's NaN and FNUZ's, which is OCP's -0.
+            value = tl.where((codes & 0x7F) == 0x7F, tl.where(codes == 0x7F, 480.0, -480.0), value) * 0.5
+            value = tl.where(codes == 0x80, float("nan"), value)
     else:
         value = _decode_e4m3(codes, fnuz)
     return value
@@ -62,8 +69,10 @@ def _decode_e4m3(codes, fnuz: tl.constexpr):
     magnitude = (codes & 0x7F).to(tl.int32)
     bias: tl.constexpr = 8 if fnuz else 7
     normal = ((magnitude << 20) + ((127 - bias) << 23)).to(tl.float32, bitcast=True)
-    step: tl.constexpr = 0.0009765625 if fnuz else 0.001953125
-    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * step, normal)
+    # Below the normal numbers: one binade higher, less what its first bit adds.
+    least: tl.constexpr = 0.0078125 if fnuz else 0.015625
+    above = ((magnitude << 20) + ((128 - bias) << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 8, above - least, normal)
     value = tl.where(codes >= 0x80, -value, value)
     nan = codes == 0x80 if fnuz else magnitude == 0x7F
     return tl.where(nan, float("nan"), value)
@@ -73,9 +82,27 @@ def _decode_e4m3(codes, fnuz: tl.constexpr):
 def decode_e2m1(codes):
     """Float32 values of E2M1 codes (uint8, below 16), exact."""
     magnitude = (codes & 7).to(tl.int32)
-    normal = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
+    # From 1 on, exponent and fraction lie where float32 has them; below there are 0 and 1/2.
+    bits = tl.where(magnitude < 2, magnitude * 0x3F000000, (magnitude << 22) + 0x3F000000)
+    value = bits.to(tl.float32, bitcast=True)
     return tl.where(codes >= 8, -value, value)
+
+
+@triton.jit
+def divide(x, divisor, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """`x` `[ROWS, GROUPS, GROUP]` by positive `divisor` `[.., GROUPS]` of normal float32, correctly rounded.
+
+    A quotient by the rounded reciprocal is right after one correction with its exact remainder (Markstein 1990), unless
+    the remainder is below the smallest numbers: so the divisor is brought to between 1 and 2 first.
+    """
+    bits = divisor.to(tl.int32, bitcast=True)
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+    power = power_of_two(254 - (bits >> 23))
+    reciprocal = tl.broadcast_to(tl.div_rn(1.0, mantissa)[:, :, None], (ROWS, GROUPS, GROUP))
+    mantissa = tl.broadcast_to(mantissa[:, :, None], (ROWS, GROUPS, GROUP))
+    x = x * power[:, :, None]
+    quotient = x * reciprocal
+    return tl.fma(tl.fma(-quotient, mantissa, x), reciprocal, quotient)
 
 
 @triton.jit

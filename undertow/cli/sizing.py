@@ -1,0 +1,93 @@
+"""The questions of `undertow plan` that are not about one training run: how many GPUs, how much fits, what serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from undertow.config.errors import InputError
+
+if TYPE_CHECKING:
+    from undertow.config.gpus import Gpu
+    from undertow.planner.fit_plan import FitPlan
+    from undertow.planner.largest import LargestPlan
+    from undertow.planner.serve import ServePlan
+
+SERVING: tuple[str, ...] = ("tensor", "expert", "sequence_length")
+"""Options of a training run that a serving plan takes too."""
+
+_FLAGS = {"tensor": "--tp", "pipeline": "--pp", "expert": "--ep", "context": "--cp"}
+
+
+def size(
+    model: str,
+    gpus: str | None,
+    said: Mapping[str, Any],
+    serving: Mapping[str, Any],
+    other: Mapping[str, Any],
+    *,
+    fit: bool,
+    serve: bool,
+    gpu_file: Path | None,
+    overrides: Sequence[str] | None,
+) -> FitPlan | LargestPlan | ServePlan | None:
+    """The answer to --fit or --serve; None without either. `said` are options of a training run, `serving` of a serving
+    plan, `other` flags that neither takes. Raises `InputError` for options that do not go together."""
+    from undertow.config.clusters import read_gpus
+
+    if not serve and (given := [name for name, value in serving.items() if value is not None]):
+        raise InputError(f"--{given[0].replace('_', '-')} is for a serving plan; add --serve or leave it out")
+    if not fit and not serve:
+        return None
+    asked = "--serve" if serve else "--fit"
+    if given := [*(["--fit"] if fit and serve else []), *(flag for flag, value in other.items() if value)]:
+        raise InputError(f"{asked} and {given[0]} ask for different plans; give one of them")
+    own = read_gpus(gpu_file, os.environ) if gpu_file else ()
+    if fit:
+        return _fitted(model, gpus, said, own, overrides or ())
+    assert gpus is not None
+    return _served(model, gpus, said, serving, own, overrides or ())
+
+
+def _fitted(
+    model: str, gpus: str | None, said: Mapping[str, Any], own: Sequence[Gpu], overrides: Sequence[str]
+) -> FitPlan | LargestPlan:
+    """With GPU names alone the smallest clusters, with a number of GPUs the most that they hold."""
+    from undertow.planner.choice import Options
+    from undertow.planner.fit_plan import names_gpus_alone, plan_fit
+    from undertow.planner.largest import plan_largest
+
+    options = Options(**said)
+    if gpus is None or names_gpus_alone(gpus):
+        return plan_fit(model, gpus, options, own_gpus=own, overrides=overrides, environment=os.environ)
+    return plan_largest(model, gpus, options, own_gpus=own, overrides=overrides, environment=os.environ)
+
+
+def _served(
+    model: str,
+    gpus: str,
+    said: Mapping[str, Any],
+    serving: Mapping[str, Any],
+    own: Sequence[Gpu],
+    overrides: Sequence[str],
+) -> ServePlan:
+    """A serving plan. Raises `InputError` for options of a training run that it does not have."""
+    from undertow.planner.serve import plan_serve
+
+    for name, value in said.items():
+        if value not in (None, False) and name not in SERVING:
+            flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+            raise InputError(f"{flag} is for a training run, --serve plans none; leave one of them out")
+    return plan_serve(
+        model,
+        gpus,
+        tensor=said["tensor"],
+        expert=said["expert"],
+        length=said["sequence_length"],
+        **{name: value for name, value in serving.items() if value is not None},
+        own_gpus=own,
+        overrides=overrides,
+        environment=os.environ,
+    )
