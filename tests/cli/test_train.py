@@ -14,10 +14,10 @@ import pytest
 import undertow
 from tests.engine.bytelevel import VOCABULARY, tokenizer
 from undertow.cli import main
-from undertow.planner.fragment import fragment_of
 from undertow.planner.geometry import Batch, Geometry
-from undertow.planner.layout import parse_layout
-from undertow.planner.recompute import Recompute
+from undertow.planner.memory.recompute import Recompute
+from undertow.planner.pipeline.layout import parse_layout
+from undertow.planner.tuner.fragment import fragment_of
 from undertow.train.loop import Trainer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import undertow
-from undertow.planner.calibration_file import shipped_calibration
+from undertow.planner.calibration.file import shipped_calibration
 
 PUBLISHED = ("model.indexer=own_rank", "indexer.frozen=true")
 

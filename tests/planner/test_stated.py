@@ -6,7 +6,7 @@ import pytest
 
 import undertow
 from undertow.config.errors import ConfigError
-from undertow.planner.recompute import Recompute
+from undertow.planner.memory.recompute import Recompute
 
 AMD = "pretrain/v4-flash-amd"
 FINAL = "Et*10|t*12|t*12|t*9mL"

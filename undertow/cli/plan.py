@@ -17,7 +17,7 @@ from undertow.config.errors import DoesNotFit, InputError
 
 if TYPE_CHECKING:
     from undertow.config.gpus import Gpu
-    from undertow.planner.calibration import Calibration
+    from undertow.planner.calibration.measured import Calibration
     from undertow.planner.plan import Plan
 
 
@@ -178,9 +178,9 @@ def _answer(found: Any, json: Path | None) -> None:
 
 def _fitted(measurements: Path, other: Path | None, own: tuple[Gpu, ...]) -> Calibration:
     """The calibration of measurements, written beside them; every row goes to standard error."""
-    from undertow.planner.calibration_file import write_calibration
-    from undertow.planner.calibration_text import calibration_text
-    from undertow.planner.fit import fit_calibration
+    from undertow.planner.calibration.file import write_calibration
+    from undertow.planner.calibration.fit import fit_calibration
+    from undertow.planner.calibration.text import calibration_text
 
     if other is not None:
         raise InputError(f"--calibrate {measurements} and --calibration {other}: both name one; give one of them")

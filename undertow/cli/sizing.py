@@ -11,9 +11,9 @@ from undertow.config.errors import InputError
 
 if TYPE_CHECKING:
     from undertow.config.gpus import Gpu
-    from undertow.planner.fit_plan import FitPlan
-    from undertow.planner.largest import LargestPlan
-    from undertow.planner.serve import ServePlan
+    from undertow.planner.capacity.fit_plan import FitPlan
+    from undertow.planner.capacity.largest import LargestPlan
+    from undertow.planner.serving.serve import ServePlan
 
 SERVING: tuple[str, ...] = ("tensor", "expert", "sequence_length")
 """Options of a training run that a serving plan takes too."""
@@ -55,9 +55,9 @@ def _fitted(
     model: str, gpus: str | None, said: Mapping[str, Any], own: Sequence[Gpu], overrides: Sequence[str]
 ) -> FitPlan | LargestPlan:
     """With GPU names alone the smallest clusters, with a number of GPUs the most that they hold."""
+    from undertow.planner.capacity.fit_plan import names_gpus_alone, plan_fit
+    from undertow.planner.capacity.largest import plan_largest
     from undertow.planner.choice import Options
-    from undertow.planner.fit_plan import names_gpus_alone, plan_fit
-    from undertow.planner.largest import plan_largest
 
     options = Options(**said)
     if gpus is None or names_gpus_alone(gpus):
@@ -74,7 +74,7 @@ def _served(
     overrides: Sequence[str],
 ) -> ServePlan:
     """A serving plan. Raises `InputError` for options of a training run that it does not have."""
-    from undertow.planner.serve import plan_serve
+    from undertow.planner.serving.serve import plan_serve
 
     for name, value in said.items():
         if value not in (None, False) and name not in SERVING:

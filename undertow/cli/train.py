@@ -46,7 +46,7 @@ def train(
     resolved = resolve(recipe, overrides or [], os.environ)
     parallel = resolved.config.parallel
     if parallel.layout is not None:
-        from undertow.planner.layout import check_layout, parse_layout
+        from undertow.planner.pipeline.layout import check_layout, parse_layout
 
         check_layout(parse_layout(parallel.layout), resolved.config.model, parallel.pipeline)
     from undertow.cli.doctor import examine

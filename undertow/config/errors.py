@@ -21,6 +21,6 @@ class ConfigError(InputError):
 
 
 class DoesNotFit(UndertowError):
-    """The request needs more memory or more GPUs than there are."""
+    """The request needs more memory, disk or GPUs than there are."""
 
     exit_code = 3

@@ -11,14 +11,14 @@ from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective
-from undertow.planner.activations import Implementation, Microbatch, implementation_of
-from undertow.planner.calibration import Calibration
-from undertow.planner.calibration_file import shipped_calibration
+from undertow.planner.calibration.file import shipped_calibration
+from undertow.planner.calibration.measured import Calibration
 from undertow.planner.geometry import Batch, Geometry, build_geometry, check_batch, check_model
-from undertow.planner.layout import Layout, check_layout, parse_layout
-from undertow.planner.recompute import Recompute, recompute_of
-from undertow.planner.schedules import ScheduleName, placement_of
-from undertow.planner.state import StateProfile, on_host, profile_of_run, state_profile
+from undertow.planner.memory.activations import Implementation, Microbatch, implementation_of
+from undertow.planner.memory.recompute import Recompute, recompute_of
+from undertow.planner.memory.state import StateProfile, on_host, profile_of_run, state_profile
+from undertow.planner.pipeline.layout import Layout, check_layout, parse_layout
+from undertow.planner.pipeline.schedules import ScheduleName, placement_of
 from undertow.planner.subject import Subject
 from undertow.planner.task import Task
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from undertow.model.flops import Work
-from undertow.planner.decode_text import decode_document
-from undertow.planner.memory import RankMemory
+from undertow.planner.memory.model import RankMemory
 from undertow.planner.plan import Plan
-from undertow.planner.serving_text import replicas_document
+from undertow.planner.serving.decode_text import decode_document
+from undertow.planner.serving.text import replicas_document
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from typing import Any
 
 from undertow.config.gpus import Gpu
 from undertow.model.parameters import Counts, closed_counts
-from undertow.planner.costs import stage_times
 from undertow.planner.document import plan_document
+from undertow.planner.pipeline.tracks import tracks
 from undertow.planner.plan import Plan
-from undertow.planner.rates import Rates
-from undertow.planner.roofline import Operation, operations
-from undertow.planner.tracks import tracks
-from undertow.planner.tuned import Tuned, Way
+from undertow.planner.timing.costs import stage_times
+from undertow.planner.timing.rates import Rates
+from undertow.planner.timing.roofline import Operation, operations
+from undertow.planner.tuner.tuned import Tuned, Way
 
 _KINDS = {"swa": "sliding window", "csa": "compressed sparse", "hca": "heavily compressed"}
 

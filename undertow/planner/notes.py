@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from undertow.planner.communication import copies, expert_group
-from undertow.planner.fabric import NIC_BYTES_PER_SECOND, fabric_of
-from undertow.planner.memory import Memory
-from undertow.planner.schedules import splits_backward
+from undertow.planner.memory.model import Memory
+from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.task import Task
+from undertow.planner.timing.communication import copies, expert_group
+from undertow.planner.timing.fabric import NIC_BYTES_PER_SECOND, fabric_of
 
 _NIC = f"{NIC_BYTES_PER_SECOND / 1e9:.0f} GB/s a GPU, which was not measured"
 

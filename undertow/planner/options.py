@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any, Literal, NamedTuple
 
-from undertow.planner.costs import ModelTimes
-from undertow.planner.modules import modules_of
-from undertow.planner.recompute import Module, Recompute
-from undertow.planner.saved import SavedTable
+from undertow.planner.memory.modules import modules_of
+from undertow.planner.memory.recompute import Module, Recompute
+from undertow.planner.memory.saved import SavedTable
+from undertow.planner.timing.costs import ModelTimes
 
 Granularity = Literal["layer", "module"]
 """What is computed again: whole layers, or single modules too."""

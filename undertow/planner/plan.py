@@ -15,23 +15,23 @@ from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
 from undertow.model.flops import StepFlops, step_flops
 from undertow.model.parameters import Counts, closed_counts
-from undertow.planner.calibration import Calibration
-from undertow.planner.calibration_file import read_calibration
+from undertow.planner.calibration.file import read_calibration
+from undertow.planner.calibration.measured import Calibration
 from undertow.planner.choice import Options, choose
-from undertow.planner.costs import tflops_per_gpu
-from undertow.planner.layout import Layout
-from undertow.planner.memory import GB, GIB, Memory
+from undertow.planner.memory.model import GB, GIB, Memory
+from undertow.planner.memory.recompute import NONE, Recompute
 from undertow.planner.notes import notes
 from undertow.planner.options import Granularity
-from undertow.planner.recompute import NONE, Recompute
-from undertow.planner.replicas import Replicas, plan_rollout, refusal
-from undertow.planner.serving_text import unmeasured
+from undertow.planner.pipeline.layout import Layout
+from undertow.planner.pipeline.timeline import Timeline
+from undertow.planner.serving.replicas import Replicas, plan_rollout, refusal
+from undertow.planner.serving.text import unmeasured
 from undertow.planner.subject import read_subject
 from undertow.planner.task import Task
-from undertow.planner.timeline import Timeline
-from undertow.planner.tuned import Tuned
-from undertow.planner.tuner import Progress
-from undertow.planner.tuning import MARGIN, Bounds, choose_tuned
+from undertow.planner.timing.costs import tflops_per_gpu
+from undertow.planner.tuner.tune import Progress
+from undertow.planner.tuner.tuned import Tuned
+from undertow.planner.tuner.tuning import MARGIN, Bounds, choose_tuned
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,23 @@ from functools import cached_property
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
-from undertow.planner.activations import Microbatch
-from undertow.planner.calibration import Calibration
-from undertow.planner.calibration_file import shipped_calibration
-from undertow.planner.costs import ModelTimes
+from undertow.planner.calibration.file import shipped_calibration
+from undertow.planner.calibration.measured import Calibration
 from undertow.planner.geometry import Batch, Geometry
-from undertow.planner.inflight import held_by_1f1b, held_by_schedule, stage_bytes
-from undertow.planner.layout import Layout, check_layout, layout_of
-from undertow.planner.memory import Memory, MemoryModel
-from undertow.planner.parameters import Stage
-from undertow.planner.pipeline import pipeline_timeline
-from undertow.planner.rates import Rates
-from undertow.planner.recompute import NONE, Recompute
-from undertow.planner.saved import SavedTable
-from undertow.planner.schedules import EQUAL, ScheduleName, build_schedule, placement_of, splits_backward
-from undertow.planner.state import StateProfile
-from undertow.planner.timeline import Timeline
-from undertow.planner.times import run_times
+from undertow.planner.memory.activations import Microbatch
+from undertow.planner.memory.inflight import held_by_1f1b, held_by_schedule, stage_bytes
+from undertow.planner.memory.model import Memory, MemoryModel
+from undertow.planner.memory.parameters import Stage
+from undertow.planner.memory.recompute import NONE, Recompute
+from undertow.planner.memory.saved import SavedTable
+from undertow.planner.memory.state import StateProfile
+from undertow.planner.pipeline.layout import Layout, check_layout, layout_of
+from undertow.planner.pipeline.run import pipeline_timeline
+from undertow.planner.pipeline.schedules import EQUAL, ScheduleName, build_schedule, placement_of, splits_backward
+from undertow.planner.pipeline.timeline import Timeline
+from undertow.planner.timing.costs import ModelTimes
+from undertow.planner.timing.rates import Rates
+from undertow.planner.timing.times import run_times
 
 
 @dataclass(frozen=True)

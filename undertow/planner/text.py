@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from undertow.model.parameters import closed_counts
-from undertow.planner.decode_text import decode_text
-from undertow.planner.memory import GB, GIB, RankMemory
-from undertow.planner.serving_text import replicas_text
+from undertow.planner.memory.model import GB, GIB, RankMemory
+from undertow.planner.serving.decode_text import decode_text
+from undertow.planner.serving.text import replicas_text
 from undertow.planner.table import columns
-from undertow.planner.tuned_text import tuned_text
+from undertow.planner.tuner.text import tuned_text
 
 if TYPE_CHECKING:
     from undertow.planner.plan import Plan
-    from undertow.planner.replicas import Replicas
+    from undertow.planner.serving.replicas import Replicas
 
 _TERMS = 3
 """Terms of memory that a line names."""

@@ -1,0 +1,1 @@
+"""Measured runs, and what is fitted to them."""

@@ -1,0 +1,1 @@
+"""Calibrations that are shipped, one JSON file each; `undertow.planner.calibration.file` reads them."""

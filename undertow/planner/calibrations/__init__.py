@@ -1,1 +1,0 @@
-"""Calibrations that are shipped, one JSON file each; `undertow.planner.calibration_file` reads them."""

@@ -1,0 +1,1 @@
+"""A pipeline: layouts, schedules, and the timeline of an iteration."""

@@ -1,0 +1,1 @@
+"""Serving and sampling: weights, caches, replicas, the work of a token."""

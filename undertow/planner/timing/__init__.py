@@ -1,0 +1,1 @@
+"""Seconds: rates, layers, communication."""

@@ -1,0 +1,43 @@
+"""Seconds of a run's parts: what they compute, and what they send beyond the runs behind the rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from undertow.config.gpus import Gpu
+from undertow.planner.calibration.measured import Calibration
+from undertow.planner.memory.model import MemoryModel
+from undertow.planner.memory.recompute import Module
+from undertow.planner.timing.communication import Communication
+from undertow.planner.timing.costs import MicrobatchShape, ModelTimes, model_times
+from undertow.planner.timing.fabric import fabric_of
+
+
+def run_times(memory: MemoryModel, gpu: Gpu, calibration: Calibration, *, frozen_indexer: bool = False) -> ModelTimes:
+    """Seconds of every layer, of head and embedding for one microbatch, and once an iteration.
+
+    `memory` has model, geometry, batch and what ranks share. The operations are those of the model's own indexer,
+    learning or frozen; a stage passes all streams on, in proportion to what the calibration measured.
+    """
+    m, measured = memory.m, calibration.measured
+    geometry, batch = m.geometry, m.batch
+    shape = MicrobatchShape(m.config, batch.sequence_length, batch.micro_batch, geometry.sequence_ranks, frozen_indexer)
+    computed = model_times(shape, calibration.rates_of(gpu))
+    sending = Communication(memory, fabric_of(gpu), measured, frozen_indexer)
+    blocks = tuple(sending.block(layer, time) for layer, time in enumerate(computed.blocks))
+    transfer = measured.transfer_seconds * m.streams / measured.microbatch().streams if geometry.pipeline > 1 else 0.0
+    modules = tuple(_sent_again(each, sending.experts) for each in computed.modules)
+    return replace(
+        computed,
+        blocks=blocks,
+        head=sending.head(computed.head),
+        embedding=sending.embedding(),
+        transfer=transfer,
+        modules=modules,
+    )
+
+
+def _sent_again(modules: Mapping[Module, float], seconds: float) -> Mapping[Module, float]:
+    """Seconds of modules, experts that are computed again having their tokens sent again."""
+    return {module: time + seconds if module == "moe" else time for module, time in modules.items()}

@@ -1,0 +1,1 @@
+"""The fastest plan that fits: what is searched, how, and the answer."""
