@@ -36,9 +36,10 @@ def load_model(
 ) -> Transformer:
     """The model in the directory `path`: released, transformers or Undertow names, told apart by the names themselves.
 
-    Weights are cast to `dtype`, the float32 islands stay float32. Tensors go one by one to `device`; nothing is held
-    twice. Raises `ConfigError` for the configuration and one `InputError` for everything that is wrong with the
-    tensors: missing, surplus, misshapen, not finite, quantised, an unfilled hash table, a truncated file.
+    Weights are cast to `dtype`, FP8 and FP4 dequantised, the float32 islands stay float32. Tensors go one by one to
+    `device`; nothing is held twice. Raises `ConfigError` for the configuration and one `InputError` for everything that
+    is wrong with the tensors: missing, surplus, misshapen, not finite, an unfilled hash table, a truncated file, FP8 or
+    FP4 under a wrong label.
     """
     directory = _existing(Path(path))
     if dtype not in DTYPES:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from undertow.checkpoint.names import Expected
+from undertow.checkpoint.names import Expected, scale_name
+from undertow.checkpoint.packed import is_low
 from undertow.checkpoint.shards import Header
 from undertow.config.errors import InputError
 
@@ -39,30 +40,24 @@ class Faults:
             raise InputError(f"{self.where}: {self.verdict}: {'; '.join(said)}{hint}")
 
 
-def refuse_quantised(where: object, headers: Mapping[str, Header], expected: Mapping[str, Expected]) -> None:
-    """Raise `InputError` for a checkpoint whose weights are FP8 or FP4, which says how that shows."""
-    low = {
-        name: header.dtype
-        for name, header in headers.items()
-        if (header.dtype.startswith(("F8", "F6", "F4")) and header.dtype not in _FLOATS)
-        or (header.dtype in ("I8", "U8") and (name not in expected or expected[name].kind != "index"))
-    }
-    if low:
-        name, dtype = min(low.items(), key=lambda item: item[0].endswith(".scale"))
-        raise InputError(
-            f"{where}: quantised checkpoints are not read yet: {len(low)} of {len(headers)} tensors hold FP8 or FP4 "
-            f"numbers ({name} is {dtype}; packed FP4 shows as I8, with a .scale beside it); give one in BF16 or F32"
-        )
-
-
 def compare(headers: Mapping[str, Header], expected: Mapping[str, Expected], faults: Faults) -> set[str]:
-    """Note what is missing, surplus, misshapen or of a wrong type; return the names of the tensors that fit."""
-    fitting = set()
+    """Note what is missing, surplus, misshapen or of a wrong type; return the names of the tensors that fit.
+
+    FP8 and FP4 weights fit if they have scales: shapes are judged with them, by `undertow.checkpoint.packed.describe`.
+    """
+    fitting, scales = set(), set()
     for name, (shape, kind) in expected.items():
         if name not in headers:
             faults.add("missing", name)
             continue
         header = headers[name]
+        if kind == "weight" and is_low(header):
+            scales.add(scale_name(name))
+            if scale_name(name) in headers:
+                fitting.add(name)
+            else:
+                faults.add("without a scale", f"{name} is {header.dtype}, which needs {scale_name(name)}")
+            continue
         allowed = _INTEGERS if kind == "index" else _FLOATS
         if header.shape != shape:
             faults.add("misshapen", f"{name} is {list(header.shape)}, {list(shape)} is expected")
@@ -71,7 +66,7 @@ def compare(headers: Mapping[str, Header], expected: Mapping[str, Expected], fau
         else:
             fitting.add(name)
     for name in headers:
-        if name not in expected:
+        if name not in expected and name not in scales:
             faults.add("surplus", name)
     return fitting
 

@@ -261,10 +261,25 @@ def released_listing(config: ModelConfig) -> list[str]:
     names = []
     for name in expected_tensors(config, "released"):
         names.append(name)
-        owner, _, leaf = name.rpartition(".")
-        if leaf == "weight" and owner.rpartition(".")[2] in _SCALED and ".compressor." not in name:
-            names.append(name.removesuffix("weight") + "scale")
+        if is_scaled(name):
+            names.append(scale_name(name))
     return names
+
+
+def is_scaled(name: str) -> bool:
+    """Whether the release holds the tensor, given by its released name, in FP8 or FP4."""
+    owner, _, leaf = name.rpartition(".")
+    return leaf == "weight" and owner.rpartition(".")[2] in _SCALED and ".compressor." not in name
+
+
+def is_routed(name: str) -> bool:
+    """Whether a released name is that of a routed expert's matrix, which the release holds in FP4."""
+    return ".ffn.experts." in name
+
+
+def scale_name(name: str) -> str:
+    """The tensor that holds the scales of the weight `name`."""
+    return name.removesuffix("weight") + "scale"
 
 
 def detect_spelling(names: Iterable[str], config: ModelConfig) -> Format | None:

@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
 """Files beside the weights that a new save keeps."""
 
 _KEPT = re.compile(r"README\.md|LICENSE.*|\.gitattributes")
-_REPLACED = re.compile(rf"config\.json|{re.escape(INDEX)}|.*\.safetensors")
+_REPLACED = re.compile(rf"config\.json|{re.escape(INDEX)}|.*\.safetensors|conversion\.json|SHA256SUMS")
 _AT_CWD, _EXCHANGE = -100, 2  # <fcntl.h> AT_FDCWD, <linux/fs.h> RENAME_EXCHANGE
 
 

@@ -7,11 +7,24 @@ from pathlib import Path
 
 import torch
 
-from undertow.checkpoint.faults import Faults, check_values, compare, mtp_hint, refuse_quantised
-from undertow.checkpoint.names import detect_spelling, expected_tensors, native_tensors, pieces
+from undertow.checkpoint.faults import Faults, check_values, compare, mtp_hint
+from undertow.checkpoint.names import (
+    Expected,
+    Format,
+    Piece,
+    detect_spelling,
+    expected_tensors,
+    native_tensors,
+    pieces,
+)
+from undertow.checkpoint.packed import is_low, read_low, stack, write_numbers
 from undertow.checkpoint.shards import Shards
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
+from undertow.config.model_json import read_config
+from undertow.quant.quantised import Quantised
+
+_DTYPES = {"float32": torch.float32, "index": torch.int64}
 
 
 def read_tensors(
@@ -19,30 +32,83 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """The native tensors of `config` from a directory in any format, cast to `dtypes` (by native name), on `device`.
 
-    Each is copied out of the files on its own, so the files may change afterwards and nothing is held twice.
-    Raises one `InputError` for all faults together.
+    FP8 and FP4 are dequantised slice by slice. Each tensor is copied out of the files on its own, so the files may
+    change afterwards and nothing is held twice. Raises one `InputError` for all faults together.
     """
     with Shards(directory) as shards:
-        spelling = detect_spelling((name for name in shards.headers if not name.endswith(".scale")), config)
-        if spelling is None:
-            first = ", ".join(list(shards.headers)[:3])
-            raise InputError(f"{directory}: the tensors ({first}, ...) follow no naming of a DeepSeek-V4 model")
+        spelling = spelling_of(directory, shards, config)
         expected = expected_tensors(config, spelling)
-        refuse_quantised(directory, shards.headers, expected)
         faults = Faults(directory)
         fitting = compare(shards.headers, expected, faults)
         state = {}
-        for native, (shape, kind) in native_tensors(config).items():
-            parts = [part for part in pieces(native, shape, spelling) if part.name in fitting]
+        for native, tensor in native_tensors(config).items():
+            parts = [part for part in pieces(native, tensor.shape, spelling) if part.name in fitting]
             if not faults:
-                state[native] = torch.empty(shape, dtype=dtypes[native], device=device)
+                state[native] = torch.empty(tensor.shape, dtype=dtypes[native], device=device)
             for part in parts:
-                source = shards.read(part.name)
-                check_values(part.name, source, kind, config.n_routed_experts, faults)
-                # After the first fault the rest is still checked, to tell all at once, but no longer kept.
-                if not faults:
-                    part.view(state[native]).copy_(source)
+                target = None if faults else part.view(state[native])
+                _read_piece(shards, part, tensor, target, config.n_routed_experts, faults)
             if faults:
                 state.clear()
         faults.raise_if_any(mtp_hint(shards.headers, expected, config.num_nextn_predict_layers))
     return state
+
+
+def read_packed(directory: str | Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor | Quantised]:
+    """The native tensors of a model directory on the CPU, FP8 and FP4 as the `Quantised` that they are stored as.
+
+    All else is as `load_model` has it: weights in `dtype`, the islands in float32. Experts are stacked as there.
+    Raises `InputError` as `load_model` does, and for experts that are quantised in ways that do not stack.
+    """
+    directory = Path(directory)
+    config = read_config(directory)
+    state: dict[str, torch.Tensor | Quantised] = {}
+    with Shards(directory) as shards:
+        spelling = spelling_of(directory, shards, config)
+        expected = expected_tensors(config, spelling)
+        faults = Faults(directory)
+        compare(shards.headers, expected, faults)
+        faults.raise_if_any(mtp_hint(shards.headers, expected, config.num_nextn_predict_layers))
+        for native, tensor in native_tensors(config).items():
+            parts = pieces(native, tensor.shape, spelling)
+            low = [part for part in parts if _is_packed(shards, part, tensor)]
+            if low and len(low) == len(parts):
+                read = [(part, read_low(shards, part.name, part.shape)) for part in parts]
+                packed = stack(f"{directory}: {native}", read, tensor.shape)
+                state[native] = Quantised(packed.payload.clone(), packed.scales.clone(), packed.scheme.block)
+                continue
+            target = torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.kind, dtype))
+            for part in parts:
+                _read_piece(shards, part, tensor, part.view(target), config.n_routed_experts, faults)
+            state[native] = target
+        faults.raise_if_any()
+    return state
+
+
+def spelling_of(directory: Path, shards: Shards, config: ModelConfig) -> Format:
+    """Which format the tensors of a directory are named in. Raises `InputError` where it is none."""
+    spelling = detect_spelling((name for name in shards.headers if not name.endswith(".scale")), config)
+    if spelling is None:
+        first = ", ".join(list(shards.headers)[:3])
+        raise InputError(f"{directory}: the tensors ({first}, ...) follow no naming of a DeepSeek-V4 model")
+    return spelling
+
+
+def _is_packed(shards: Shards, part: Piece, tensor: Expected) -> bool:
+    return tensor.kind == "weight" and is_low(shards.headers[part.name])
+
+
+def _read_piece(
+    shards: Shards, part: Piece, tensor: Expected, target: torch.Tensor | None, experts: int, faults: Faults
+) -> None:
+    """Copy one tensor of the files into `target`, or only look for faults where that is None."""
+    if _is_packed(shards, part, tensor):
+        packed = read_low(shards, part.name, part.shape)
+        if target is not None:
+            write_numbers(packed, target, f"{shards.file_of(part.name)}: {part.name}")
+        return
+    source = shards.read(part.name)
+    check_values(part.name, source, tensor.kind, experts, faults)
+    # After the first fault the rest is still checked, to tell all at once, but no longer kept.
+    if target is not None and not faults:
+        target.copy_(source)

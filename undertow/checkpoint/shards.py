@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from undertow.checkpoint.header import open_regular, read_header
 from undertow.config.errors import InputError
 
 INDEX = "model.safetensors.index.json"
@@ -46,10 +48,10 @@ class Shards:
         self._holder: dict[str, Any] = {}
         self._open = ExitStack()
         try:
-            listed = _listed_files(directory)
+            listed = listed_files(directory)
             for file in listed:
                 self._scan(file)
-            _agree_with_index(directory, listed, self._files())
+            agree_with_index(directory, listed, self._files())
         except BaseException:
             self._open.close()
             raise
@@ -67,36 +69,38 @@ class Shards:
         """The tensor `name` on the CPU, backed by the mapped file: copy it before the context ends."""
         return self._holder[name][1].get_tensor(name)
 
+    def file_of(self, name: str) -> Path:
+        """The file that holds the tensor `name`."""
+        return self.directory / self._holder[name][0]
+
     def _files(self) -> dict[str, str]:
         return {name: holder[0] for name, holder in self._holder.items()}
 
     def _scan(self, file: str) -> None:
         path = self.directory / file
+        spans = read_header(path)
         try:
             handle = self._open.enter_context(safe_open(path, framework="pt", device="cpu"))
-            for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
-                if name in self.headers:
-                    raise InputError(f"{self.directory}: tensor {name} lies in both {self._holder[name][0]} and {file}")
-                view = handle.get_slice(name)
-                self.headers[name] = Header(view.get_dtype(), tuple(view.get_shape()))
-                self._holder[name] = (file, handle)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: truncated or no safetensors file ({error}); copy or download it again") from None
+        for name, span in spans.items():
+            if name in self.headers:
+                raise InputError(f"{self.directory}: tensor {name} lies in both {self._holder[name][0]} and {file}")
+            self.headers[name] = Header(span.dtype, span.shape)
+            self._holder[name] = (file, handle)
 
 
-def _listed_files(directory: Path) -> dict[str, set[str] | None]:
+def listed_files(directory: Path) -> dict[str, set[str] | None]:
     """Files to read, each with the tensors the index places in it (None without an index)."""
     index = directory / INDEX
-    if index.exists():
+    if index.exists() or index.is_symlink():
         try:
-            weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+            weight_map = json.loads(_text(index), object_pairs_hook=partial(_unique, index))["weight_map"]
             files: dict[str, set[str] | None] = {}
             for name, file in weight_map.items():
                 placed = files.setdefault(file, set())
                 assert placed is not None
                 placed.add(name)
-        except OSError as error:
-            raise InputError(f"{index}: cannot be read ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(
                 f"{index}: a JSON object is expected whose weight_map gives a file for each tensor"
@@ -120,7 +124,23 @@ def _listed_files(directory: Path) -> dict[str, set[str] | None]:
     raise InputError(f"{directory}: no safetensors files ({SINGLE} or {INDEX}){hint}")
 
 
-def _agree_with_index(directory: Path, listed: dict[str, set[str] | None], found: dict[str, str]) -> None:
+def _text(file: Path) -> str:
+    handle = open_regular(file)
+    with os.fdopen(handle, encoding="utf-8") as stream:
+        return stream.read()
+
+
+def _unique(index: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise InputError(f"{index}: names {twice[:_SHOWN]!r} twice; make the index again from the files")
+    return values
+
+
+def agree_with_index(directory: Path, listed: dict[str, set[str] | None], found: dict[str, str]) -> None:
+    """Raise `InputError` where a file holds other tensors than the index of `listed_files` says."""
     for file, placed in listed.items():
         if placed is None:
             continue

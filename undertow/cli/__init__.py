@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from undertow import __version__
-from undertow.cli import config, data, doctor, generate, plan, quickstart, report, train
+from undertow.cli import config, convert, data, doctor, generate, plan, quickstart, report, train
 from undertow.cli.memory import out_of_memory
 from undertow.cli.streams import drop_output, prepare_output
 from undertow.config.errors import DoesNotFit, UndertowError
 
-VERBS = (quickstart, plan, train, data, report, generate, doctor, config)
+VERBS = (quickstart, plan, train, data, report, generate, convert, doctor, config)
 INTERRUPTED = 130
 
 app = typer.Typer(

@@ -25,57 +25,94 @@ from undertow.ops.triton.small_floats import (
 
 
 @triton.jit
-def _quantise(
-    x, codes, scales, rows, columns, grid_rows, grid_columns, floor, doubled,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
-    SQUARE: tl.constexpr, UE8M0: tl.constexpr, FP4: tl.constexpr, HARDWARE: tl.constexpr,
-):  # fmt: skip
-    """A tile of `ROWS` x `GROUPS` * `GROUP` numbers of matrix `program_id(2)`; a scale for each group of a row, or
-    (`SQUARE`) for each group of all rows."""
-    matrix = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * GROUPS * GROUP + tl.arange(0, GROUPS * GROUP)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
+def _load(x, rows, columns, row, column, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """Numbers from `row` and `column` of a matrix at `x` on, zero outside of it."""
+    down, across = tl.arange(0, ROWS), tl.arange(0, GROUPS * GROUP)
+    inside = (row + down < rows)[:, None] & (column + across < columns)[None, :]
     # One wide number says where the tile begins; within it 32 bits suffice.
-    first = (matrix * rows + tl.program_id(0) * ROWS) * columns + tl.program_id(1) * GROUPS * GROUP
-    place = tl.arange(0, ROWS)[:, None] * columns + tl.arange(0, GROUPS * GROUP)[None, :]
-    values = tl.reshape(tl.load(x + first + place, inside, other=0.0).to(tl.float32), (ROWS, GROUPS, GROUP))
-    # Magnitudes compare as integers, and so a NaN is the largest of its block.
-    most = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2)
-    if SQUARE:
-        most = tl.max(most, 0)[None, :]
-    most = tl.maximum(most, floor)
-    LIMIT: tl.constexpr = 0x40C00000 if FP4 else 0x43E00000  # 6 or 448 as bits of float32
+    first = row.to(tl.int64) * columns + column
+    values = tl.load(x + first + (down[:, None] * columns + across[None, :]), inside, other=0.0).to(tl.float32)
+    return tl.reshape(values, (ROWS, GROUPS, GROUP))
+
+
+@triton.jit
+def _store(
+    codes, values, most, scale, rows, columns, row, column,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    UE8M0: tl.constexpr, FP4: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """Codes of such numbers under scales whose blocks have magnitudes of at most `most`."""
     if UE8M0:
-        told = ceiling_code(most, LIMIT)
-        scaled = values * power_of_two(tl.where(told == 255, 0, 254 - told))[:, :, None]
+        scaled = values * power_of_two(tl.where(scale == 255, 0, 254 - scale))[:, :, None]
     else:
-        largest = most.to(tl.float32, bitcast=True)
-        told = tl.maximum(tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32)), 1.1754943508222875e-38)
-        told = tl.where(most == 0, 1.0, told)
-        scaled = divide(values, tl.where(most < 0x7F800000, told, 1.0), ROWS, GROUPS, GROUP)
-        told = tl.where(most < 0x7F800000, told, float("nan"))
+        divisor = tl.where(most < 0x7F800000, scale, 1.0)
+        scaled = divide(values, tl.broadcast_to(divisor, (ROWS, GROUPS)), ROWS, GROUPS, GROUP)
     # A block with a NaN or an infinity has codes of zero under a scale of NaN.
     scaled = tl.where((most < 0x7F800000)[:, :, None], scaled, 0.0)
+    down = tl.arange(0, ROWS)
+    first = row.to(tl.int64) * columns + column
     if FP4:
         low, high = tl.split(tl.reshape(encode_e2m1(scaled), (ROWS, GROUPS * GROUP // 2, 2)))
         half = tl.arange(0, GROUPS * GROUP // 2)
-        here = (row < rows)[:, None] & (tl.program_id(1) * (GROUPS * GROUP // 2) + half < columns // 2)[None, :]
-        half_place = tl.arange(0, ROWS)[:, None] * (columns // 2) + half[None, :]
-        tl.store(codes + first // 2 + half_place, low | (high << 4), here)
+        inside = (row + down < rows)[:, None] & (column // 2 + half < columns // 2)[None, :]
+        tl.store(codes + first // 2 + (down[:, None] * (columns // 2) + half[None, :]), low | (high << 4), inside)
     else:
-        tl.store(codes + first + place, tl.reshape(encode_e4m3(scaled, HARDWARE), (ROWS, GROUPS * GROUP)), inside)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        across = tl.arange(0, GROUPS * GROUP)
+        inside = (row + down < rows)[:, None] & (column + across < columns)[None, :]
+        found = tl.reshape(encode_e4m3(scaled, HARDWARE), (ROWS, GROUPS * GROUP))
+        tl.store(codes + first + (down[:, None] * columns + across[None, :]), found, inside)
+
+
+@triton.jit
+def _quantise(
+    x, codes, scales, rows, columns, grid_rows, grid_columns, floor, doubled,
+    SIDE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    UE8M0: tl.constexpr, FP4: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """`GROUPS` * `GROUP` columns of matrix `program_id(2)`. With `SIDE` 1, `ROWS` rows and a scale for each group of
+    each. Else `SIDE` rows and a scale for each group of all: read twice, `ROWS` at a time, since they fill registers."""
+    matrix = tl.program_id(2).to(tl.int64)
+    x += matrix * rows * columns
+    codes += matrix * rows * (columns // 2 if FP4 else columns)
+    column = tl.program_id(1) * GROUPS * GROUP
+    # Magnitudes compare as integers, and so a NaN is the largest of its block.
+    if SIDE == 1:
+        row = tl.program_id(0) * ROWS
+        values = _load(x, rows, columns, row, column, ROWS, GROUPS, GROUP)
+        most = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2)
+    else:
+        row = tl.program_id(0) * SIDE
+        most = tl.zeros((1, GROUPS), tl.int32)
+        for part in range(SIDE // ROWS):
+            values = _load(x, rows, columns, row + part * ROWS, column, ROWS, GROUPS, GROUP)
+            each = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2)
+            most = tl.maximum(most, tl.max(each, 0)[None, :])
+    most = tl.maximum(most, floor)
     if UE8M0:
-        told = tl.where(told == 255, 255, told + doubled).to(tl.uint8)
+        scale = ceiling_code(most, 0x40C00000 if FP4 else 0x43E00000)  # 6 or 448 as bits of float32
     else:
-        told = told * (1.0 + doubled)
-    if SQUARE:
+        largest = most.to(tl.float32, bitcast=True)
+        scale = tl.maximum(tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32)), 1.1754943508222875e-38)
+        scale = tl.where(most == 0, 1.0, scale)
+    if SIDE == 1:
+        _store(codes, values, most, scale, rows, columns, row, column, ROWS, GROUPS, GROUP, UE8M0, FP4, HARDWARE)
+    else:
+        for part in range(SIDE // ROWS):
+            place = row + part * ROWS
+            values = _load(x, rows, columns, place, column, ROWS, GROUPS, GROUP)
+            _store(codes, values, most, scale, rows, columns, place, column, ROWS, GROUPS, GROUP, UE8M0, FP4, HARDWARE)
+    if UE8M0:
+        told = tl.where(scale == 255, 255, scale + doubled).to(tl.uint8)
+    else:
+        told = tl.where(most < 0x7F800000, scale * (1.0 + doubled), float("nan"))
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    if SIDE == 1:
+        down = row + tl.arange(0, ROWS)
+        above = (matrix * rows + down)[:, None] * grid_columns
+        tl.store(scales + above + group[None, :], told, (down < rows)[:, None] & (group < grid_columns)[None, :])
+    else:
         above = (matrix * grid_rows + tl.program_id(0)) * grid_columns
         tl.store(scales + above + group[None, :], told, (group < grid_columns)[None, :])
-    else:
-        above = (matrix * rows + row)[:, None] * grid_columns
-        tl.store(scales + above + group[None, :], told, (row < rows)[:, None] & (group < grid_columns)[None, :])
 
 
 @triton.jit
@@ -147,12 +184,11 @@ def quantise_blocks(
         groups = min(triton.next_power_of_2(across), 1024 // columns)
         tall, warps = 1024 // (groups * columns), 2
     else:
-        tall, groups, warps = rows, max(1, 256 // columns // (rows // 32)), 4
+        tall, groups, warps = 32, 128 // columns, 4
     least = torch.tensor(floor, dtype=torch.float32).view(torch.int32).item()
-    _quantise[(-(-high // tall), -(-across // groups), matrices)](
-        values, codes, scales, high, wide, down, across, least, int(doubled),
-        ROWS=tall, GROUPS=groups, GROUP=columns, SQUARE=rows > 1, UE8M0=ue8m0, FP4=fp4, HARDWARE=hardware,
-        num_warps=warps,
+    _quantise[(-(-high // max(tall, rows)), -(-across // groups), matrices)](
+        values, codes, scales, high, wide, down, across, least, int(doubled), SIDE=rows,
+        ROWS=tall, GROUPS=groups, GROUP=columns, UE8M0=ue8m0, FP4=fp4, HARDWARE=hardware, num_warps=warps,
     )  # fmt: skip
     return codes, scales
 

@@ -1,0 +1,165 @@
+"""A conversion that is killed goes on where it was; a target is complete or absent, and never another's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.release import tiny, write_release
+from undertow.checkpoint.convert import conversion
+from undertow.checkpoint.convert.conversion import convert
+from undertow.checkpoint.convert.journal import Journal
+from undertow.checkpoint.convert.target import Wish
+from undertow.config.errors import DoesNotFit, InputError, UndertowError
+
+BF16 = Wish(precision="bf16")
+SHARD = 60_000
+_SLOW = """
+import sys, time
+from pathlib import Path
+from undertow.checkpoint.convert import conversion
+from undertow.checkpoint.convert.target import Wish
+def progress(what, done, of):
+    print(done, flush=True)
+    time.sleep(0.002)
+conversion.convert(sys.argv[1], sys.argv[2], Wish(precision="bf16"), shard_bytes=60_000, progress=progress)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write_release(tmp_path / "source", tiny())
+    return tmp_path / "source"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_killed_at_five_moments_it_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    whole, place = tmp_path / "whole", tmp_path / "killed"
+    report = convert(source, whole, BF16, SHARD)
+    work = tmp_path / ".killed.converting"
+    finished: dict[str, int] = {}
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        child = subprocess.Popen([sys.executable, "-c", _SLOW, source, place], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        for line in child.stdout:
+            if int(line) > share * report.size:
+                break
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        assert not place.exists()
+        now = {file.name: file.stat().st_mtime_ns for file in work.glob("*.safetensors")}
+        assert finished.items() <= now.items()
+        finished = now
+    again = convert(source, place, BF16, SHARD, verify=True)
+    assert again.resumed in (len(finished) - 1, len(finished)) and len(finished) > report.files // 2
+    assert contents(place) == contents(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "source", "whole"]
+
+
+def test_a_finished_conversion_is_left_alone(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    report = convert(source, place, BF16, SHARD)
+    before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    (tmp_path / ".place.journal").write_text("left by a kill between two steps")
+    again = convert(source, place, BF16, SHARD, verify=True)
+    assert again.resumed == report.files and before == {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "source"]
+
+
+def test_a_line_cut_short_did_not_happen(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+
+    def stop(what: str, done: int, of: int) -> None:
+        if done > of // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, place, BF16, SHARD, progress=stop)
+    with (tmp_path / ".place.journal").open("a") as journal:
+        journal.write('{"file": "model-00001-of')
+    assert convert(source, place, BF16, SHARD, verify=True).resumed > 3
+
+
+def refused(source: Path, target: Path, wish: Wish = BF16) -> str:
+    with pytest.raises(InputError) as caught:
+        convert(source, target, wish, SHARD)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_targets_that_are_taken(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    convert(source, place, BF16, SHARD)
+    before = contents(place)
+    assert "holds a conversion of another source or to another format" in refused(source, place, Wish("undertow"))
+    time.sleep(0.01)
+    os.utime(source / "config.json")
+    os.utime(source / "model-00001-of-00002.safetensors")
+    assert "holds a conversion of another source" in refused(source, place)
+    assert contents(place) == before
+    (place / "conversion.json").unlink()
+    assert "exists and is no finished conversion" in refused(source, place)
+    assert "is a file; a new directory is expected" in refused(source, _file(tmp_path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    convert(source, empty, BF16, SHARD)
+    assert (empty / "config.json").exists()
+
+
+def _file(folder: Path) -> Path:
+    (folder / "file").write_text("x")
+    return folder / "file"
+
+
+def test_source_and_target_lie_apart(source: Path, tmp_path: Path) -> None:
+    assert "is the source; name a new directory" in refused(source, source)
+    (tmp_path / "link").symlink_to(source)
+    assert "is the source" in refused(source, tmp_path / "link")
+    assert "lies in the source" in refused(source, source / "inner")
+    assert "contains the source" in refused(source, tmp_path)
+    assert "no such directory" in refused(tmp_path / "absent", tmp_path / "place")
+
+
+def test_an_unfinished_conversion_of_another_kind_is_named(source: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    place = tmp_path / "place"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, place, BF16, SHARD, progress=stop)
+    assert "holds an unfinished conversion of another source" in refused(source, place, Wish("undertow"))
+    assert convert(source, place, BF16, SHARD).done
+
+
+def test_two_at_once(source: Path, tmp_path: Path) -> None:
+    identity = {"held": "by the other"}
+    with Journal(tmp_path / "place", identity):
+        assert "another process is converting to it" in refused(source, tmp_path / "place")
+
+
+def test_too_small_a_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_SPARE", 1 << 60)
+    for dry_run in (True, False):
+        with pytest.raises(DoesNotFit, match=r"GB are needed, .* GB are free"):
+            convert(source, tmp_path / "place", BF16, SHARD, dry_run=dry_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_verification_finds_a_flipped_bit(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    convert(source, place, BF16, SHARD, verify=True)
+    file = sorted(place.glob("model-*.safetensors"))[2]
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UndertowError, match=rf"{file.name}: its SHA-256 is .*, SHA256SUMS says"):
+        convert(source, place, BF16, SHARD, verify=True)

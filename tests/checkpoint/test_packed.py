@@ -1,0 +1,107 @@
+"""Loading FP8 and FP4: as numbers or packed, and one line for what is labelled wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoint.release import release_tensors, tiny, write_release
+from undertow.checkpoint.directory import load_model
+from undertow.checkpoint.names import is_scaled, native_places, scale_name
+from undertow.checkpoint.reading import read_packed
+from undertow.config.errors import InputError
+from undertow.config.model import ModelConfig
+from undertow.engine.llm import LLM
+from undertow.engine.sampling import SamplingParams
+from undertow.quant.quantised import Quantised
+from undertow.quant.stored import from_stored
+
+WQ = "layers.1.attn.wq_a.weight"
+EXPERT = "layers.1.ffn.experts.2.w1.weight"
+
+
+@pytest.mark.parametrize("experts", ["fp4", "fp8"])
+@pytest.mark.parametrize("dialect", ["ocp", "fnuz"])
+def test_a_release_loads_as_its_numbers(experts: str, dialect: str, target: Path) -> None:
+    config = tiny()
+    tensors = write_release(target, config, release_tensors(config, experts=experts, dialect=dialect))
+    state = load_model(target, dtype=torch.bfloat16).state_dict()
+    places = native_places(config, "released")
+    for name, (native, piece) in places.items():
+        wanted = tensors[name]
+        if is_scaled(name):
+            wanted = from_stored(name, wanted, tensors[scale_name(name)]).dequantise(torch.bfloat16)
+        assert torch.equal(piece.view(state[native]), wanted), name
+
+
+def test_a_release_generates(target: Path) -> None:
+    write_release(target, tiny())
+    [result] = LLM(str(target)).generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0.0))
+    assert len(result.token_ids) == 4
+
+
+def test_packed_tensors_keep_their_bytes(target: Path) -> None:
+    config = tiny(moe_intermediate_size=256)
+    tensors = write_release(target, config)
+    state = read_packed(target)
+    low = state["layers.1.attn.wq_a.weight"]
+    assert isinstance(low, Quantised) and low.scheme.dialect == "ocp"
+    assert torch.equal(low.payload.view(torch.uint8), tensors[WQ].view(torch.uint8))
+    experts = state["layers.1.ffn.experts.w13"]
+    assert isinstance(experts, Quantised) and experts.shape == (config.n_routed_experts, 512, 192)
+    assert torch.equal(experts.payload[2, :256].view(torch.int8), tensors[EXPERT])
+    plain = load_model(target).state_dict()
+    for name, tensor in state.items():
+        numbers = tensor.dequantise() if isinstance(tensor, Quantised) else tensor.to(plain[name].dtype)
+        assert torch.equal(numbers, plain[name]), name
+
+
+def test_fp8_experts_stack_where_blocks_fit(target: Path) -> None:
+    config = tiny(hidden_size=256, moe_intermediate_size=128)
+    write_release(target, config, release_tensors(config, experts="fp8"))
+    experts = read_packed(target)["layers.1.ffn.experts.w13"]
+    assert isinstance(experts, Quantised) and experts.scales.shape == (config.n_routed_experts, 2, 2)
+    assert torch.equal(experts.dequantise(), load_model(target).state_dict()["layers.1.ffn.experts.w13"])
+
+
+def test_fp8_experts_whose_blocks_would_span_two_are_named(target: Path) -> None:
+    write_release(target, tiny(), release_tensors(tiny(), experts="fp8"))
+    with pytest.raises(InputError, match=r"layers\.0\.ffn\.experts\.w13: blocks of 128x128 do not fit"):
+        read_packed(target)
+
+
+def mislabelled(config: ModelConfig, kind: str) -> tuple[dict[str, torch.Tensor], str, str]:
+    """A release with one wrong tensor, the tensor, and what is said of it."""
+    tensors = release_tensors(config)
+    if kind == "fp4 as fp8":
+        tensors[EXPERT] = (tensors[EXPERT].view(torch.uint8) & 0x77).view(torch.float8_e4m3fn)
+        return tensors, EXPERT, "as packed FP4 has"
+    if kind == "fp8 as bytes":
+        tensors[WQ] = tensors[WQ].view(torch.int8)
+        return tensors, WQ, "read only as float8_e4m3fn or float8_e4m3fnuz, which says its dialect"
+    if kind == "dialect":
+        tensors[WQ] = tensors[WQ].view(torch.float8_e4m3fnuz)
+        tensors[WQ].view(torch.uint8)[0, 0] = 0x80
+        return tensors, WQ, "so the label is likely wrong"
+    if kind == "scale type":
+        tensors[scale_name(WQ)] = tensors[scale_name(WQ)].view(torch.uint8)
+        return tensors, WQ, "its scale is torch.uint8"
+    if kind == "scale bfloat16":
+        tensors[scale_name(WQ)] = tensors[scale_name(WQ)].float().bfloat16()
+        return tensors, WQ, "its scale is torch.bfloat16"
+    tensors[scale_name(WQ)] = torch.full_like(tensors[scale_name(WQ)].view(torch.uint8), 0xFF).view(
+        torch.float8_e8m0fnu
+    )
+    return tensors, WQ, "a scale is nan"
+
+
+@pytest.mark.parametrize("kind", ["fp4 as fp8", "fp8 as bytes", "dialect", "scale type", "scale bfloat16", "scale nan"])
+def test_wrong_labels_are_one_line_with_file_and_tensor(kind: str, target: Path) -> None:
+    tensors, name, message = mislabelled(tiny(), kind)
+    write_release(target, tiny(), tensors)
+    with pytest.raises(InputError) as caught:
+        load_model(target)
+    said = str(caught.value)
+    assert message in said and name in said and ".safetensors: " in said and "\n" not in said

@@ -1,0 +1,107 @@
+"""What a conversion has finished, so that one that was killed goes on: a hidden directory, and a journal beside it.
+
+The files lie in `.NAME.converting` next to the target and the journal in `.NAME.journal`; a line is added once its file
+is on disk. Both are of one conversion: the first line of the journal says which.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from undertow.checkpoint.shards import sync
+from undertow.config.errors import DoesNotFit, InputError
+
+
+class Journal:
+    """The journal of the conversion `identity` to `target`, held by one process. Use as a context manager.
+
+    Raises `InputError` if another process holds it, or if what it holds is another conversion.
+    """
+
+    def __init__(self, target: Path, identity: dict[str, Any]):
+        self.folder = target.with_name(f".{target.name}.converting")
+        self.path = target.with_name(f".{target.name}.journal")
+        self.sums: dict[str, str] = {}
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise InputError(f"{target}: cannot be written ({error.strerror})") from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._begin(identity)
+        except BlockingIOError:
+            os.close(self._handle)
+            raise InputError(f"{target}: another process is converting to it; wait for its end") from None
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InputError) or (isinstance(error, DoesNotFit) and not self.sums):
+            self.forget()
+        os.close(self._handle)
+
+    def finished(self, name: str, total: str) -> None:
+        """The file `name` is complete and on disk; `total` is its SHA-256."""
+        state = (self.folder / name).stat()
+        self._append({"file": name, "size": state.st_size, "mtime": state.st_mtime_ns, "sha256": total})
+        self.sums[name] = total
+
+    def publish(self, target: Path) -> None:
+        """Give the directory its name, which it bears from now on, complete; then drop the journal."""
+        for file in self.folder.iterdir():
+            sync(file)
+        sync(self.folder)
+        os.rename(self.folder, target)
+        sync(target.parent)
+        self.path.unlink()
+
+    def forget(self) -> None:
+        """Remove all that was written."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+
+    def _begin(self, identity: dict[str, Any]) -> None:
+        lines = self._lines()
+        if not lines:
+            os.ftruncate(self._handle, 0)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir()
+            self._append(identity)
+            sync(self.path.parent)
+        elif lines[0] != identity:
+            raise InputError(
+                f"{self.folder}: holds an unfinished conversion of another source or to another format; finish that "
+                f"one, or remove it and {self.path.name}"
+            )
+        self.folder.mkdir(exist_ok=True)
+        for line in lines[1:]:
+            file = self.folder / line["file"]
+            if file.is_file() and (file.stat().st_size, file.stat().st_mtime_ns) == (line["size"], line["mtime"]):
+                self.sums[line["file"]] = line["sha256"]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        text = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
+        whole = text[: text.rfind(b"\n") + 1]  # a line that a kill cut short did not happen
+        os.ftruncate(self._handle, len(whole))
+        os.lseek(self._handle, len(whole), os.SEEK_SET)
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError:
+            raise InputError(f"{self.path}: damaged; remove it and {self.folder.name} to start again") from None
+
+    def _append(self, line: dict[str, Any]) -> None:
+        os.write(self._handle, json.dumps(line).encode() + b"\n")
+        os.fsync(self._handle)
