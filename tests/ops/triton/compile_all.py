@@ -19,9 +19,9 @@ def _blocks(hardware: bool):
     ):  # fmt: skip
         scale = "*u8" if ue8m0 else "*fp32"
         types = {"x": "*bf16", "codes": "*u8", "scales": scale, **SIZES, "floor": "i32", "doubled": "i32"}
-        rows, groups = (32, 128 // columns) if square else (1, 1024 // columns)
+        rows, groups = (columns, 8 if columns == 32 else 1) if square else (1, 1024 // columns)
         side = columns if square else 1
-        tile = {"SIDE": side, "ROWS": rows, "GROUPS": groups, "GROUP": columns, "UE8M0": ue8m0}
+        tile = {"ROWS": rows, "GROUPS": groups, "GROUP": columns, "SQUARE": square, "UE8M0": ue8m0}
         name = f"quantise {'square' if square else 'row'} {columns} {scale}"
         yield name, block_scales._quantise, types, {**tile, "FP4": False, "HARDWARE": hardware}, warps
         types = {"codes": "*u8", "scales": scale, "out": "*bf16", **SIZES}

@@ -10,6 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
+SPILLS = 400
+"""Bytes a thread of the one exception: 128 numbers a thread with 4 warps, with 89 % of a copy's bytes a second on an
+H200; with 8 warps nothing is spilled, and it is 82 %."""
+
 
 def facts(chip: str, which: str, cache: Path) -> list[dict]:
     """From a process of its own: the interpreter replaces kernels where they are defined."""
@@ -32,4 +36,6 @@ def test_kernels_fit_and_spill_nothing(chip, which, tmp_path):
     found = facts(chip, which, tmp_path)
     assert len(found) == (4 if which == "few" else 25)
     for kernel in found:
-        assert kernel["fits"] and kernel["spilled"] == 0 and 0 < kernel["registers"] <= 512, kernel
+        assert kernel["fits"] and 0 < kernel["registers"] <= 512, kernel
+        allowed = SPILLS if chip == "sm_90" and kernel["name"].startswith("quantise square 128") else 0
+        assert kernel["spilled"] <= allowed, kernel

@@ -54,6 +54,7 @@ def _write(words, codes, scales, rows, pairs, grid_columns, floor, ROWS: tl.cons
     # Twice the reciprocal: a scale of 2^-126 at least leaves room for that.
     factor = power_of_two(tl.where(told == 255, 0, 255 - told))[:, :, None]
     both = _code(low, factor) | (_code(high, factor) << 4)
+    # A group with a NaN or an infinity has codes of zero under a scale of NaN.
     both = tl.where((told < 255)[:, :, None], both, 0)
     tl.store(codes + first + place, tl.reshape(both.to(tl.uint8), (ROWS, GROUPS * 16)), inside)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
