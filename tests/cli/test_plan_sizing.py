@@ -15,9 +15,9 @@ def test_how_many_gpus(capsys):
     assert main(["plan", "v4-flash", "--fit", "--gpus", "H200+MI355X"]) == 0
     out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert out[0] == "v4-flash: the smallest clusters that train it, up to 4,096 GPUs"
-    assert sum(line.startswith("H200 24 ") for line in out) == 2
+    assert sum(line.startswith("H200 32 ") for line in out) == 2
     assert sum(line.startswith("MI355X 16 ") for line in out) == 2
-    assert "MI355X 8 all 0 370.8 288.0 optimizer state 221.9" in out
+    assert "MI355X 8 all 0 370.8 273.6 optimizer state 221.9" in out
     assert main(["plan", "v4-flash", "--fit", "--gpus", "B200", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["fit"]
     assert [(row["recompute"], row["gpus"]) for row in rows] == [("none", 24), ("all", 24)]
@@ -35,7 +35,7 @@ def test_fit_respects_what_is_said(tmp_path: Path, capsys):
 def test_the_most_that_a_cluster_holds(capsys):
     assert main(["plan", "v4-flash", "--fit", "--gpus", "32xMI355X", "--recompute", "none", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["fit"]
-    assert [(row["largest"], row["value"]) for row in rows] == [("micro-batch", 2), ("sequence length", 12_160)]
+    assert [(row["largest"], row["value"]) for row in rows] == [("micro-batch", 8), ("sequence length", 58_240)]
 
 
 def test_what_fits_nowhere_ends_with_3(capsys):
@@ -146,8 +146,8 @@ MISTAKES = [
     ([*ON, "--state", "fp7"], 2, "unknown state profile 'fp7'"),
     ([*ON, "--implementation", "tigt"], 2, "unknown implementation 'tigt'; did you mean 'tight'?"),
     # what does not go together
-    ([*ON, "--serve", "--fit"], 2, "--serve and --fit ask for different plans"),
-    ([*ON, "--serve", "--tune"], 2, "--serve and --tune ask for different plans"),
+    ([*ON, "--serve", "--fit"], 2, "--serve plans replicas and --fit GPUs for training; give one of them"),
+    ([*ON, "--serve", "--tune"], 2, "--tune goes with the plan of one training run, --serve with none; leave one of"),
     ([*ON, "--serve", "--pp", "4"], 2, "--pp is for a training run, --serve plans none"),
     ([*ON, "--weights", "fp8"], 2, "--weights is for a serving plan; add --serve"),
     ([*ON, "--serve", "--weights", "int3"], 2, "unknown weight format 'int3'"),

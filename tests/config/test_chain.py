@@ -5,6 +5,7 @@ import pytest
 from undertow.config.chain import read_chain
 from undertow.config.errors import ConfigError
 from undertow.config.layer import merge, nested
+from undertow.config.paths import recipe_path
 
 
 def chain(path, environment=None):
@@ -37,6 +38,14 @@ def test_parent_named_by_the_environment(write):
     write("b.yaml", "x: b\n")
     path = write("c.yaml", "extends: ${BASE:a.yaml}\n")
     assert (chain(path), chain(path, {"BASE": "b.yaml"})) == ({"x": "a"}, {"x": "b"})
+
+
+def test_a_shipped_recipe_by_its_name(write):
+    shipped = chain(recipe_path("pretrain/v4-flash"))
+    for name in ("pretrain/v4-flash", "pretrain/v4-flash.yaml"):
+        assert chain(write("c.yaml", f"extends: {name}\nx: c\n")) == shipped | {"x": "c"}
+    write("pretrain/v4-flash.yaml", "y: near\n")
+    assert chain(write("c.yaml", "extends: pretrain/v4-flash.yaml\n")) == {"y": "near"}
 
 
 @pytest.mark.parametrize(

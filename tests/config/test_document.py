@@ -61,7 +61,10 @@ def test_anchors_and_merge_keys(write):
         ("a: 1\nb: 2024-01-01\n", "a.yaml:2: b: a date is not allowed here; quote it if text was meant"),
         ("t:\n  a: !x 1\n", "a.yaml:2: t.a: a tagged value is not allowed here; quote it if text was meant"),
         ("a: [{b: 1}]\n", "a.yaml:1: a: a mapping is not allowed here; quote it if text was meant"),
-        ("train.steps: 3\n", "a.yaml:1: key 'train.steps' cannot stand here: nest it below its section"),
+        (
+            "train.steps: 3\n",
+            "a.yaml:1: key 'train.steps' cannot stand here: nest it below its section, for no name has ",
+        ),
         ("t:\n  1: 3\n", "a.yaml:2: key '1' cannot stand here: keys are text"),
     ],
 )

@@ -135,6 +135,14 @@ MODEL = "model: v4-tiny\n"
         ("train:\n  beta2: 1\n", "a.yaml:3: train.beta2 is 1; allowed: less than 1 (AdamW's memory of the "),
         ("train:\n  mtp_weight: .nan\n", "a.yaml:3: train.mtp_weight is NaN; allowed: a finite number ("),
         ("train: 5\n", "a.yaml:2: train is 5; allowed: a mapping of keys"),
+        # a value of several kinds: none of their names is told
+        (
+            "recompute: {layers: [-1]}\n",
+            "a.yaml:2: recompute.layers is [-1]; allowed: layers of the trunk whose activations are recomputed: none, "
+            "all, or a list of their numbers",
+        ),
+        ("recompute:\n  layers: 0-3\n", "a.yaml:3: recompute.layers is '0-3'; allowed: layers of the trunk"),
+        ("recompute: {modules: {query: [-1]}}\n", "a.yaml:2: recompute.modules.query is [-1]; allowed: single modules"),
         ("train:\n", "a.yaml:2: train is null; allowed: a mapping of keys"),
         ("numerics:\n  dtype: float16\n", "a.yaml:3: numerics.dtype is 'float16'; allowed: 'float32' or 'bfloat16' ("),
         (

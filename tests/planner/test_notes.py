@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import undertow
+from undertow.config.gpus import GPUS
 from undertow.planner.calibration.file import shipped_calibration
+from undertow.planner.notes import gathered
 
 PUBLISHED = ("model.indexer=own_rank", "indexer.frozen=true")
 
@@ -52,6 +54,27 @@ def test_shape_batch_schedule_and_implementation():
         assert note in notes
 
 
+def test_a_gpu_of_ones_own_without_a_source():
+    own = replace(GPUS[0], name="Z1", sources={"memory": "unknown", "bf16": "unknown"})
+    notes = undertow.plan("v4-flash", "64xZ1", own_gpus=[own]).uncalibrated
+    assert notes[-1] == "gpu: memory and bf16 of Z1: as its file says, without a `source`"
+
+
+def test_rows_that_a_sentence_is_about():
+    plans = {
+        (gpus, layers): undertow.plan("v4-flash", gpus, pipeline=8, recompute=layers, overrides=PUBLISHED)
+        for gpus in ("32xMI355X", "64xH200")
+        for layers in ("none", "all")
+    }
+    found = gathered({row: (plan.task, plan.memory) for row, plan in plans.items()})
+    assert len(found) == len(set(found))
+    assert any(each.startswith("time: rates of H200 are guessed") and each.endswith(" [64xH200]") for each in found)
+    both = plans["32xMI355X", "none"].uncalibrated
+    assert both and set(both) & set(found)  # true of all rows, and told without names
+    one = {row: plan for row, plan in plans.items() if row != ("32xMI355X", "all")}
+    assert gathered({row: (plan.task, plan.memory) for row, plan in one.items()}) == found
+
+
 def test_another_gpu():
     notes = told("32xMI308X", pipeline=4, tensor=1)
     assert "memory: the constant of implementation primus is MI355X's, not MI308X's" in notes
@@ -65,3 +88,23 @@ def test_a_poor_fit_is_told():
     assert told(pipeline=4, calibration=poor) == [
         "time: calibration mi355x-v4-flash: seconds of row 'x' come out +5.0% against what was measured"
     ]
+
+
+def test_a_recipe_says_whose_memory_and_which_stage_are_planned():
+    amd = undertow.plan("pretrain/v4-flash-amd", "32xMI355X").uncalibrated
+    assert any(
+        note.startswith("memory: saved activations and transients are those of Undertow's own operators; ")
+        and "--implementation primus --state published-bf16 gives" in note
+        for note in amd
+    )
+    assert any(note.startswith("time: rates are those of fused kernels (primus)") for note in amd)
+    published = undertow.plan("pretrain/v4-flash-amd", "32xMI355X", implementation="primus", state="published-bf16")
+    assert published.uncalibrated == () and round(published.memory.peak.total_bytes / 1e9, 1) == 262.0
+    staged = undertow.plan("pretrain/v4-flash", "64xH200").uncalibrated
+    assert "choice: planned are steps with sparse attention; the first 13,278 of this run are dense" in staged
+
+
+def test_a_constant_of_another_size_of_model():
+    notes = undertow.plan("v4-tiny", "2xH200").uncalibrated
+    told = "memory: the constant of 10.8 GB is that of v4-flash, of another size; "
+    assert any(note.startswith(told) for note in notes)

@@ -108,6 +108,12 @@ def test_what_is_estimated_is_hatched_and_said(page):
     assert "weights<small>measured</small>" in page and "optimizer state<small>measured</small>" in page
 
 
+def test_wide_tables_scroll_by_themselves(page):
+    tables = re.findall(r'(<div class="scroll"[^>]*>)?<table class="wide', page)
+    assert len(tables) >= 5 and all(tables)
+    assert ".scroll { overflow-x: auto; max-width: 100%; margin: 1.25rem 0;" in page
+
+
 def test_bars_are_in_proportion(document, page):
     widths = [float(each) for each in re.findall(r"width:([\d.]+)%\" title", page)]
     stages = document["memory"]["stages"]

@@ -18,7 +18,7 @@ from undertow.train.widths import refuse_wider
         ("parallel.context=2", "parallel.context is 2: "),
         ("parallel.schedule=zbv", "parallel.schedule is zbv: "),
         ("parallel.layout=Et*3|t*3mL", "parallel.layout is 'Et*3|t*3mL': "),
-        ("parallel.layout=[[embedding],[decoder,loss]]", "parallel.layout is [['embedding'], ['decoder', 'loss']]: "),
+        ("parallel.layout=[[embedding],[decoder,loss]]", 'parallel.layout is [["embedding"], ["decoder", "loss"]]: '),
         ("recompute.modules.query=[0,1]", "recompute.modules.query is [0, 1]: "),
     ],
 )
@@ -35,3 +35,10 @@ def test_one_stage_on_one_gpu_is_a_run():
     refuse_wider(resolved.tracked)
     written = ("parallel.tensor", "parallel.pipeline", "parallel.layout", "parallel.schedule", "recompute.modules")
     assert all(resolved._view.was_read(key) for key in written)
+
+
+def test_a_long_value_is_told_in_part():
+    resolved = resolve("pretrain/quickstart", [f"recompute.modules.query=[{','.join(['0'] * 1000)}]"], {})
+    with pytest.raises(ConfigError) as refusal:
+        refuse_wider(resolved.tracked)
+    assert len(str(refusal.value)) < 500 and "characters): it can be planned" in str(refusal.value)

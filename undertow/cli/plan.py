@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
-from contextlib import suppress
+import shlex
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ import typer
 from undertow.cli.config import Overrides
 from undertow.cli.meter import meter
 from undertow.cli.sizing import size
+from undertow.cli.values import json_pieces
 from undertow.config.errors import DoesNotFit, InputError
+from undertow.config.writing import write_file
 
 if TYPE_CHECKING:
     from undertow.config.gpus import Gpu
@@ -107,10 +110,10 @@ def plan(
         bool, typer.Option("--tune", help="Search for the fastest layout that fits, and for all widths left open.")
     ] = False,
     margin: Annotated[
-        float | None, _width("0.05", "With --tune, the share of a GPU's memory that is left free.")
+        float | None, _width("0, and 0.05 with --tune or --fit", "The share of a GPU's memory that is left free.")
     ] = None,
     memory_limit: Annotated[
-        float | None, _width("the GPU's", "With --tune, GB (10^9 bytes) of a GPU, of which --margin is left free.")
+        float | None, _width("the GPU's", "GB (10^9 bytes) of a GPU, of which --margin is left free.")
     ] = None,
     granularity: Annotated[
         str | None, _width("layer", "With --tune, what is recomputed: layer (whole layers) or module (parts too).")
@@ -134,6 +137,7 @@ def plan(
 
     if gpus is None and not fit:
         raise InputError("Missing option '--gpus'; write NxGPU, as 32xMI355X, or ask with --fit how many it takes")
+    _distinct({"--json": json, "--html": html, "--fragment": fragment})
     said = dict(
         layout=layout, tensor=tp, pipeline=pp, expert=ep, context=cp, micro_batch=micro_batch,
         global_batch=global_batch, sequence_length=sequence_length, schedule=schedule, recompute=recompute, state=state,
@@ -141,11 +145,14 @@ def plan(
     )  # fmt: skip
     serving = {"weights": weights, "cache": cache, "memory_fraction": memory_fraction}
     other = {"--tune": tune, "--html": html, "--calibrate": calibrate, "--calibration": calibration}
-    if sized := size(model, gpus, said, serving, other, fit=fit, serve=serve, gpu_file=gpu_file, overrides=overrides):
+    other |= {"--granularity": granularity, "--fragment": fragment}
+    limits = {"--margin": margin, "--memory-limit": memory_limit}
+    rest = {"fit": fit, "serve": serve, "gpu_file": gpu_file, "overrides": overrides}
+    if sized := size(model, gpus, said, serving, other, limits, **rest):
         _answer(sized, json)
         return
     assert gpus is not None  # --fit alone goes without
-    search = _search(tune, {"--margin": margin, "--memory-limit": memory_limit, "--granularity": granularity}, fragment)
+    search = {"margin": margin, "memory_limit": memory_limit, **_search(tune, granularity, fragment)}
     own = read_gpus(gpu_file, os.environ) if gpu_file else ()
     with meter("tuning, combinations searched") as progress:
         found = make(
@@ -160,7 +167,7 @@ def plan(
             environment=os.environ,
         )
     if fragment is not None and found.tuned is not None:
-        _write(fragment, found.tuned.fragment, "--fragment")
+        _write(fragment, found.tuned.fragment_in(shlex.quote(str(fragment))), "--fragment")
     if html is not None:
         _draw(html, found)
     _answer(found, json)
@@ -169,7 +176,7 @@ def plan(
 def _answer(found: Any, json: Path | None) -> None:
     """Print a plan of any kind, write it where asked, and end with code 3 if it does not fit."""
     if json is not None:
-        _write(json, json_module.dumps(found.json(), indent=2) + "\n", "--json")
+        _write(json, json_pieces(found.json()), "--json")
     if json is None or str(json) != "-":
         print(found)
     if found.refusal:
@@ -198,30 +205,28 @@ def _draw(target: Path, found: Plan) -> None:
     write_page(target, plan_page(page_document(found)), "--html")
 
 
-def _search(tune: bool, given: dict[str, Any], fragment: Path | None) -> dict[str, Any]:
+def _search(tune: bool, granularity: str | None, fragment: Path | None) -> dict[str, Any]:
     """Arguments of the plan that say what is searched. Refuses options that have no effect without `--tune`."""
-    named = {option: value for option, value in {**given, "--fragment": fragment}.items() if value is not None}
-    if named and not tune:
-        option, value = next(iter(named.items()))
-        raise InputError(f"{option} {value}: it has an effect with --tune alone; add --tune")
-    keys = {option.removeprefix("--").replace("-", "_"): value for option, value in named.items()}
-    keys.pop("fragment", None)
-    return {"tune": tune, **keys}
+    for option, value in (("--granularity", granularity), ("--fragment", fragment)):
+        if value is not None and not tune:
+            raise InputError(f"{option} {value}: it has an effect with --tune alone; add --tune")
+    return {"tune": tune} if granularity is None else {"tune": tune, "granularity": granularity}
 
 
-def _write(target: Path, content: str, option: str) -> None:
+def _write(target: Path, content: Iterable[str], option: str) -> None:
     """Standard output, or the file, replaced in one step."""
     if str(target) == "-":
-        print(content, end="")
+        sys.stdout.writelines(content)
         return
-    fresh = target.with_name(f".{target.name}.writing")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise InputError(f"{target}: cannot be written ({error.strerror}); choose another with {option} FILE") from None
+    write_file(target, content, f"choose another with {option} FILE")
+
+
+def _distinct(files: dict[str, Path | None]) -> None:
+    """Refuse options that would write one file twice, of which the last alone would stay."""
+    seen: dict[str, str] = {}
+    for option, file in files.items():
+        if file is None:
+            continue
+        place = os.path.realpath(file)
+        if (first := seen.setdefault(place, option)) != option and not place.startswith("/dev/"):
+            raise InputError(f"{first} {file} and {option} {file}: both would write one file; give two names")

@@ -27,6 +27,7 @@ def size(
     said: Mapping[str, Any],
     serving: Mapping[str, Any],
     other: Mapping[str, Any],
+    limits: Mapping[str, float | None],
     *,
     fit: bool,
     serve: bool,
@@ -34,7 +35,8 @@ def size(
     overrides: Sequence[str] | None,
 ) -> FitPlan | LargestPlan | ServePlan | None:
     """The answer to --fit or --serve; None without either. `said` are options of a training run, `serving` of a serving
-    plan, `other` flags that neither takes. Raises `InputError` for options that do not go together."""
+    plan, `other` flags that neither takes, `limits` the flags that bound a GPU's memory, which --fit takes. Raises
+    `InputError` for options that do not go together."""
     from undertow.config.clusters import read_gpus
 
     if not serve and (given := [name for name, value in serving.items() if value is not None]):
@@ -42,27 +44,39 @@ def size(
     if not fit and not serve:
         return None
     asked = "--serve" if serve else "--fit"
-    if given := [*(["--fit"] if fit and serve else []), *(flag for flag, value in other.items() if value)]:
-        raise InputError(f"{asked} and {given[0]} ask for different plans; give one of them")
+    if fit and serve:
+        raise InputError("--serve plans replicas and --fit GPUs for training; give one of them")
+    if given := [flag for flag, value in other.items() if value]:
+        raise InputError(f"{given[0]} goes with the plan of one training run, {asked} with none; leave one of them out")
     own = read_gpus(gpu_file, os.environ) if gpu_file else ()
     if fit:
-        return _fitted(model, gpus, said, own, overrides or ())
+        return _fitted(model, gpus, said, limits, own, overrides or ())
+    if given := [flag for flag, value in limits.items() if value is not None]:
+        raise InputError(f"{given[0]} is for a training run, --serve has --memory-fraction; leave one of them out")
     assert gpus is not None
     return _served(model, gpus, said, serving, own, overrides or ())
 
 
 def _fitted(
-    model: str, gpus: str | None, said: Mapping[str, Any], own: Sequence[Gpu], overrides: Sequence[str]
+    model: str,
+    gpus: str | None,
+    said: Mapping[str, Any],
+    limits: Mapping[str, float | None],
+    own: Sequence[Gpu],
+    overrides: Sequence[str],
 ) -> FitPlan | LargestPlan:
     """With GPU names alone the smallest clusters, with a number of GPUs the most that they hold."""
     from undertow.planner.capacity.fit_plan import names_gpus_alone, plan_fit
     from undertow.planner.capacity.largest import plan_largest
     from undertow.planner.choice import Options
+    from undertow.planner.tuner.tuning import Bounds
 
-    options = Options(**said)
+    given = {flag[2:].replace("-", "_"): value for flag, value in limits.items() if value is not None}
+    options, rest = Options(**said), {"own_gpus": own, "overrides": overrides, "environment": os.environ}
+    bounds = Bounds(**given)  # type: ignore[arg-type]
     if gpus is None or names_gpus_alone(gpus):
-        return plan_fit(model, gpus, options, own_gpus=own, overrides=overrides, environment=os.environ)
-    return plan_largest(model, gpus, options, own_gpus=own, overrides=overrides, environment=os.environ)
+        return plan_fit(model, gpus, options, bounds=bounds, **rest)
+    return plan_largest(model, gpus, options, bounds=bounds, **rest)
 
 
 def _served(

@@ -8,6 +8,7 @@ from pathlib import Path
 from undertow.config.document import is_file, place, read_document
 from undertow.config.errors import ConfigError
 from undertow.config.layer import Layer
+from undertow.config.paths import shipped_recipe
 from undertow.config.scalars import told
 
 _LONGEST = 32
@@ -16,7 +17,8 @@ _LONGEST = 32
 def read_chain(path: Path, environment: Mapping[str, str]) -> list[Layer]:
     """One layer per file, parents before children and in the order named, to be merged so that the later wins.
 
-    `extends` holds one path or a list of them, relative to the file that names them. A file reached twice counts once,
+    `extends` holds one path or a list of them, relative to the file that names them, or names of shipped recipes where
+    no such file is. A file reached twice counts once,
     where it was reached first, so that a common ancestor never undoes what one of two parents changed. Raises
     `ConfigError`, naming the child's file and line, for a missing parent or a cycle.
     """
@@ -41,6 +43,8 @@ def _read(path: Path, environment: Mapping[str, str], children: tuple[Path, ...]
                 raise ConfigError(
                     f"{entry.source}: extends {told(parent)} is not a path that a file can have"
                 ) from None
+            if not is_file(target):
+                target = shipped_recipe(parent) or target
             if target in (*children, path):
                 loop = " -> ".join(place(file) for file in (*children, path, target))
                 raise ConfigError(f"{entry.source}: extends goes in a circle: {loop}")

@@ -21,7 +21,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "arch": "unknown", "compute_units": 0, "lds": 0, "dialect": "ocp", "fp4": 0, "domain": 8,
 }  # fmt: skip
 _DIGITS = 30  # of a number of GPUs that is read at all
-_POOL = re.compile(r"(?:(\d+)\s*[xX]\s*)?([A-Za-z][\w.-]*)")
+_POOL = re.compile(r"(?:(\d+)\s*[xX]\s*)?([A-Za-z][\w-]*)")
 
 
 class Pool(NamedTuple):
@@ -82,7 +82,7 @@ def read_gpus(path: Path, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 def _gpu(name: str, figures: Mapping[str, Entry]) -> Gpu:
     place = figures[""].source
     if not _POOL.fullmatch(name) or re.match(r"\d", name):
-        raise ConfigError(f"{place}: GPU name '{name}'; allowed: a letter, then letters, digits, '.', '-' or '_'")
+        raise ConfigError(f"{place}: GPU name '{name}'; allowed: a letter, then letters, digits, '-' or '_'")
     allowed = (*_NEEDED, *_OPTIONAL, "source")
     for figure, entry in figures.items():
         if figure and figure not in allowed:

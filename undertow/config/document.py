@@ -16,7 +16,10 @@ from ruamel.yaml.reader import ReaderError
 from undertow.config.errors import ConfigError
 from undertow.config.interpolate import interpolate
 from undertow.config.layer import SECTION, Entry, Layer, Rank, put
+from undertow.config.reading import read_regular
 from undertow.config.scalars import plain
+
+_LARGEST_FILE = 1 << 20
 
 
 def place(path: Path) -> str:
@@ -44,7 +47,7 @@ def read_document(path: Path, environment: Mapping[str, str], what: str = "recip
     """
     name = place(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _lines(read_regular(path, _LARGEST_FILE).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{name}: cannot read this {what}: {reason}") from None
@@ -60,6 +63,11 @@ def read_document(path: Path, environment: Mapping[str, str], what: str = "recip
         raise ConfigError(f"{name}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
     except RecursionError:
         raise ConfigError(f"{name}: not a {what}: its brackets or mappings are nested too deeply to read") from None
+
+
+def _lines(text: str) -> str:
+    """Lines end as in a file that is opened as text."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class _Constructor(RoundTripConstructor):
@@ -101,7 +109,7 @@ def _collect(tree: CommentedMap, name: str, environment: Mapping[str, str], pref
         source = f"{name}:{position[0] + 1}"
         plain(part, f"{source}: a key")
         if not isinstance(part, str) or "." in part:
-            mend = "nest it below its section" if isinstance(part, str) else "keys are text"
+            mend = "nest it below its section, for no name has a dot" if isinstance(part, str) else "keys are text"
             raise ConfigError(f"{source}: key '{part}' cannot stand here: {mend}")
         key = f"{prefix}{part}"
         if isinstance(value, CommentedMap):

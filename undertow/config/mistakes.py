@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from undertow.config.errors import ConfigError
 from undertow.config.layer import SECTION, Layer
@@ -29,7 +30,7 @@ def explain(error: ValidationError, merged: Layer) -> ConfigError:
     """The first mistake of a validation as a `ConfigError`, and how many more there are."""
     problems = error.errors(include_url=False, include_context=False)
     first = min(problems, key=lambda problem: problem["type"] == "missing")  # a misspelt key also leaves one missing
-    key = ".".join(str(part) for part in first["loc"])
+    key, told_whole = _key(first, merged)
     if first["type"] == "extra_forbidden":
         text = _unknown(key, merged)
     elif first["type"] == "missing":
@@ -38,13 +39,26 @@ def explain(error: ValidationError, merged: Layer) -> ConfigError:
         text = f"the configuration cannot be read: {first['msg']}"
     elif first["type"] == "value_error":
         text = _inconsistent(key, first["msg"].removeprefix("Value error, "), merged)
+    elif told_whole:
+        text = f"{_source(key, merged)}{key} is {merged[key].told()}; allowed: {_about(key)}"
     else:
         allowed = _ALLOWED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
         key = key.removesuffix(".[key]")
         about = f" ({_about(key)})" if _about(key) else ""
         text = f"{_source(key, merged)}{key} is {told(first['input'])}; allowed: {allowed}{about}"
-    more = len(problems) - 1
+    more = len({_key(problem, merged)[0] for problem in problems}) - 1
     return ConfigError(text + (f"; and {more} more mistake{'s' * (more > 1)}" if more else ""))
+
+
+def _key(problem: ErrorDetails, merged: Layer) -> tuple[str, bool]:
+    """The dotted key of a problem, and whether its value has to be told whole: where a key takes values of several
+    kinds, the place goes on with the names of those kinds, which are no keys."""
+    place = [str(part) for part in problem["loc"]]
+    known = next((n for n in range(len(place), 0, -1) if ".".join(place[:n]) in merged), 0)
+    kinds = known and any(isinstance(part, str) and part != "[key]" for part in problem["loc"][known:])
+    if kinds and problem["type"] != "missing":
+        return ".".join(place[:known]), merged[".".join(place[:known])].value is not SECTION
+    return ".".join(place), False
 
 
 def _keys(section: type[BaseModel], prefix: str = "") -> list[str]:

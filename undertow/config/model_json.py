@@ -13,11 +13,14 @@ from undertow.config.dialects import EXTRA, EXTRA_FIELDS, HEAVY, SHARED, SLIDING
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
 from undertow.config.presets import nearest
+from undertow.config.reading import read_regular
 
 MODEL_TYPE = "undertow"
 """`model_type` of Undertow's own file; the other two say `deepseek_v4`."""
 
 FORMAT_VERSION = 1
+
+_LARGEST_FILE = 1 << 20
 
 _FOREIGN = {"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}
 _SETTINGS = {
@@ -154,7 +157,9 @@ def _validated(fields: dict[str, Any], where: str) -> ModelConfig:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        values = json.loads(
+            read_regular(file, _LARGEST_FILE).decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; a model directory holds config.json and safetensors files") from None
     except OSError as error:

@@ -23,6 +23,14 @@ def recipe_names() -> list[str]:
     return sorted({file.relative_to(d).with_suffix("").as_posix() for d in folders for file in d.rglob("*.yaml")})
 
 
+def shipped_recipe(name: str) -> Path | None:
+    """The file of a shipped recipe by its name, with or without `.yaml`; None if there is none."""
+    path = Path(name)
+    stem = path.with_suffix("").as_posix() if path.suffix == ".yaml" else path.as_posix()
+    files = (folder / f"{stem}.yaml" for folder in recipe_folders())
+    return next((file for file in files if is_file(file)), None)
+
+
 def recipe_path(name: str | Path) -> Path:
     """The file of a recipe given as a path, or by its name with or without `.yaml`.
 
@@ -36,11 +44,9 @@ def recipe_path(name: str | Path) -> Path:
         return path
     if os.path.isdir(path):  # unlike Path.is_dir, it takes a name that is too long for a folder
         raise ConfigError(f"recipe '{place(path)}' is a folder; name a .yaml file in it")
-    stem = path.with_suffix("").as_posix() if path.suffix == ".yaml" else path.as_posix()
-    for folder in recipe_folders():
-        file = folder / f"{stem}.yaml"
-        if is_file(file):
-            return file
+    if file := shipped_recipe(str(path)):
+        return file
     names = recipe_names()
+    near = nearest(path.as_posix().removesuffix(".yaml"), names)
     shipped = f"(shipped recipes: {', '.join(names) or 'none'})"
-    raise ConfigError(f"no recipe file or name {told(str(name))}{nearest(stem, names)} {shipped}")
+    raise ConfigError(f"no recipe file or name {told(str(name))}{near} {shipped}")

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undertow.config.model import ModelConfig
 from undertow.config.parallel import ParallelConfig
+from undertow.config.scalars import told
 from undertow.config.section import Section
 from undertow.config.training import DataConfig, IndexerConfig, RecomputeConfig, TrainConfig
 
@@ -113,12 +114,12 @@ class RunConfig(Section):
         layers = self.recompute.layers
         if isinstance(layers, list) and any(layer >= self.model.num_hidden_layers for layer in layers):
             raise ValueError(
-                f"recompute.layers {layers}: layers are 0 to {self.model.num_hidden_layers - 1} in this model"
+                f"recompute.layers {told(layers)}: layers are 0 to {self.model.num_hidden_layers - 1} in this model"
             )
         for name, chosen in self.recompute.modules.items():
             if isinstance(chosen, list) and any(layer >= self.model.num_hidden_layers for layer in chosen):
                 raise ValueError(
-                    f"recompute.modules.{name} {chosen}: layers are 0 to {self.model.num_hidden_layers - 1} in this "
-                    "model"
+                    f"recompute.modules.{name} {told(chosen)}: layers are 0 to "
+                    f"{self.model.num_hidden_layers - 1} in this model"
                 )
         return self

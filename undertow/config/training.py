@@ -166,8 +166,10 @@ class RecomputeConfig(Section):
     """Which activations are computed again in the backward pass instead of kept."""
 
     layers: Literal["none", "all"] | Layers = Field(
-        "none", description="layers of the trunk whose activations are recomputed: none, all, or their numbers"
+        "none",
+        description="layers of the trunk whose activations are recomputed: none, all, or a list of their numbers",
     )
     modules: dict[RecomputeModule, Literal["all"] | Layers] = Field(
-        {}, description="single modules that are recomputed in other layers, by name: all, or the layers' numbers"
+        {},
+        description="single modules that are recomputed in other layers, by name: all, or a list of layers",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -18,7 +19,7 @@ from undertow.planner.memory.activations import Implementation, Microbatch, impl
 from undertow.planner.memory.recompute import Recompute, recompute_of
 from undertow.planner.memory.state import StateProfile, on_host, profile_of_run, state_profile
 from undertow.planner.pipeline.layout import Layout, check_layout, parse_layout
-from undertow.planner.pipeline.schedules import ScheduleName, placement_of
+from undertow.planner.pipeline.schedules import ScheduleName, check_schedule, placement_of
 from undertow.planner.subject import Subject
 from undertow.planner.task import Task
 
@@ -56,20 +57,24 @@ def choose(subject: Subject, pool: Pool, options: Options) -> Chosen:
     """The task, its layout and what is recomputed.
 
     An open pipeline width is that of a given layout, or the smallest that fits the GPUs; an open tensor width is 1, or
-    wider where nothing fits with 1. If none fits, the one whose fullest rank is smallest. Raises `ConfigError` where no
-    width can share out the model and the batch.
+    wider where nothing fits with 1. A schedule that needs a pipeline gets one, see `_scheduled`. If none fits, the one
+    whose fullest rank is smallest. Raises `ConfigError` where no width can share out the model and the batch.
     """
     options = stated(subject.run, options)
     best: tuple[int, Chosen] | None = None
     refused: list[ConfigError] = []
-    for found in candidates(subject, pool, options, refused):
+    tried: list[tuple[int, str]] = []
+    piped = options.schedule not in (None, "1f1b") and options.layout is None
+    for found in (_scheduled if piped else candidates)(subject, pool, options, refused):
         try:
             peak = found[0].memory(*found[1:]).peak.total_bytes
         except ConfigError as error:
             refused.append(error)
             continue
         if peak <= pool.gpu.memory:
-            return _told(found, options, "with less nothing fits")
+            under = {used: None for width, used in tried if width < found[0].geometry.tensor}
+            return _told(found, options, f"with less nothing fits under implementation {' or '.join(under)}")
+        tried.append((found[0].geometry.tensor, found[0].microbatch.implementation))
         if best is None or peak < best[0]:
             best = peak, found
     if best is None:
@@ -84,6 +89,38 @@ def _told(found: Chosen, options: Options, why: str) -> Chosen:
     if tensor == 1 or options.tensor is not None:
         return found
     told = f"choice: tensor {tensor}, for {why} on {task.pool}; --tp gives another"
+    return replace(task, remarks=(*task.remarks, told)), *rest  # type: ignore[return-value]
+
+
+def _scheduled(subject: Subject, pool: Pool, options: Options, refused: list[ConfigError]) -> Iterator[Chosen]:
+    """As `candidates`, for a schedule that only a pipeline runs: an open pipeline width is at least 2, where there are
+    as many GPUs, and that which 1F1B would have. Where the published implementation does not fit, a fused one is
+    tried before wider widths."""
+    open_widths = _widths(subject, pool, options, None, _schedule(options, None))
+    widths = open_widths
+    if options.pipeline is None:
+        least = 2
+        with suppress(ConfigError):
+            usual = choose(subject, pool, replace(options, schedule="1f1b"))
+            least = max(2, usual[0].geometry.pipeline)
+        widths = [width for width in open_widths if width >= least] or open_widths[-1:]
+    for tensor in TENSOR if options.tensor is None else (options.tensor,):
+        for pipeline in widths:
+            given = replace(options, tensor=tensor, pipeline=pipeline)
+            for found in candidates(subject, pool, given, refused):
+                yield found
+                if options.implementation is None and found[0].microbatch.implementation == "primus":
+                    for other in candidates(subject, pool, replace(given, implementation="tight"), refused):
+                        yield _leaner(other)
+
+
+def _leaner(found: Chosen) -> Chosen:
+    """With a remark on the implementation."""
+    task, *rest = found
+    told = (
+        f"choice: implementation tight, for under primus pipeline {task.geometry.pipeline} does not fit "
+        f"{task.pool}; --implementation gives another"
+    )
     return replace(task, remarks=(*task.remarks, told)), *rest  # type: ignore[return-value]
 
 
@@ -148,6 +185,7 @@ def _chosen(
 ) -> Chosen:
     chunks = max(1, len(layout.stages) // pipeline) if layout else usual_chunks(schedule)
     task = build_task(subject, pool, options, pipeline, schedule, chunks)
+    check_schedule(schedule, pipeline, task.microbatches, chunks)
     stages = layout or task.even_layout()
     check_layout(stages, task.config, pipeline, placement_of(schedule))
     return task, stages, _recompute(subject.run, options, stages)
@@ -185,7 +223,15 @@ def build_task(
         chunks,
         run.indexer.frozen,
         options.calibration or shipped_calibration(),
+        _stages(run),
     )
+
+
+def _stages(run: RunConfig) -> tuple[str, ...]:
+    """With a remark on steps that begin a run otherwise than it is planned."""
+    dense = run.indexer.dense_steps + run.indexer.warmup_steps
+    told = f"choice: planned are steps with sparse attention; the first {dense:,} of this run are dense"
+    return (told,) if dense else ()
 
 
 def _expert(run: RunConfig, pool: Pool, options: Options, pipeline: int) -> int:
@@ -208,17 +254,24 @@ def _own(subject: Subject, geometry: Geometry) -> bool:
 
 
 def usual_implementation(subject: Subject, options: Options, geometry: Geometry) -> Implementation:
-    """The one asked for; unasked, Undertow's own for its training, and the published one where it can run."""
+    """The one asked for; unasked, Undertow's own for its training, and for a model alone that of a given calibration,
+    or the published one where it can run."""
     if options.implementation is not None:
         return implementation_of(options.implementation)
+    published = geometry.tensor == 1 and 1 < geometry.expert <= EXPERT
+    if options.calibration is not None and not subject.recipe:
+        measured = options.calibration.measured.implementation
+        return measured if measured != "primus" or published else "tight"
     if _own(subject, geometry):
         return "reference"
-    return "primus" if geometry.tensor == 1 and 1 < geometry.expert <= EXPERT else "tight"
+    return "primus" if published else "tight"
 
 
 def _profile(subject: Subject, options: Options, geometry: Geometry) -> StateProfile:
     if options.state is not None:
         profile = state_profile(options.state)
+    elif options.calibration is not None and not subject.recipe:
+        profile = options.calibration.measured.profile
     elif subject.recipe or geometry.gpus == 1:
         profile = profile_of_run(subject.run)
     else:

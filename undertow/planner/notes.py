@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from undertow.config.gpus import GPUS
+from undertow.model.parameters import closed_counts
 from undertow.planner.memory.model import Memory
 from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.task import Task
@@ -18,6 +21,22 @@ def notes(task: Task, memory: Memory) -> tuple[str, ...]:
     return (*task.remarks, *memory.uncalibrated, *_memory(task), *_time(task), *_traffic(task), *_gpu(task))
 
 
+def gathered(rows: Mapping[tuple[str, str], tuple[Task, Memory]]) -> tuple[str, ...]:
+    """Sentences about rows of a table by the names of two columns, each once, with the rows where they are not all; of
+    a first name whose rows all are, that name alone."""
+    about: dict[str, list[tuple[str, str]]] = {}
+    for row, each in rows.items():
+        for note in dict.fromkeys(notes(*each)):
+            about.setdefault(note, []).append(row)
+    return tuple(note if len(of) == len(rows) else f"{note} [{_told(of, rows)}]" for note, of in about.items())
+
+
+def _told(of: Sequence[tuple[str, str]], rows: Iterable[tuple[str, str]]) -> str:
+    here, everywhere = Counter(first for first, _ in of), Counter(first for first, _ in rows)
+    whole = {first for first in here if here[first] == everywhere[first]}
+    return ", ".join(dict.fromkeys(first if first in whole else f"{first} {second}" for first, second in of))
+
+
 def scaled(task: Task) -> bool:
     """Whether the rates are those of another GPU, in proportion."""
     return task.rates.matrix_tflops.mark == "scaled"
@@ -28,7 +47,19 @@ def _memory(task: Task) -> Iterator[str]:
         yield "memory: chunks of 256 MiB of the optimizer state, two at a time, are on the GPU; that was not measured"
     if splits_backward(task.schedule):
         yield f"memory: under {task.schedule} all that is saved counts until its weight gradient: an upper bound"
-    home, here = task.calibration.measured.gpu.name, task.pool.gpu.name
+    measured, m = task.calibration.measured, task.microbatch
+    if m.implementation == "reference" != measured.implementation and task.geometry.gpus > 1:
+        yield (
+            "memory: saved activations and transients are those of Undertow's own operators; --implementation "
+            f"{measured.implementation} --state {measured.profile.name} gives the memory of the measured runs"
+        )
+    ratio = closed_counts(task.config).total / closed_counts(measured.config).total
+    if (constant := task.memory_model.calibration) and not 0.5 < ratio < 2:
+        yield (
+            f"memory: the constant of {constant.constant / 1e9:.1f} GB is that of {measured.preset}, of another size; "
+            "--implementation reference goes without it"
+        )
+    home, here = measured.gpu.name, task.pool.gpu.name
     if task.memory_model.calibration is not None and home != here:
         yield f"memory: the constant of implementation {task.microbatch.implementation} is {home}'s, not {here}'s"
 
@@ -43,7 +74,12 @@ def _time(task: Task) -> Iterator[str]:
     if not rates.covers(task.config, task.batch.sequence_length) and rates.matrix_tflops.mark == "fitted":
         shape = f"{measured.preset} at {measured.sequence_length} tokens"
         yield f"time: rates were fitted to {shape}; this is another shape"
-    if m.implementation != measured.implementation:
+    if m.implementation == "reference" and measured.implementation != "reference":
+        yield (
+            f"time: rates are those of fused kernels ({measured.implementation}); Undertow's plain operators reached a "
+            "small fraction of them on an H200 (docs/results/training.md), so the run takes much longer"
+        )
+    elif m.implementation != measured.implementation:
         yield f"time: rates are those of implementation {measured.implementation}; {m.implementation} was not measured"
     if m.dtype != "bfloat16":
         yield f"time: rates are those of bfloat16; the run is in {m.dtype}"
@@ -56,7 +92,8 @@ def _time(task: Task) -> Iterator[str]:
         ran = ", ".join(sorted({row.schedule for row in measured.rows}))
         yield f"time: schedule {task.schedule} is simulated; the measured runs had {ran}"
     for warning in task.calibration.warnings:
-        yield f"time: calibration {measured.name}: {warning}"
+        about = "memory" if warning.startswith("peak_bytes") else "time"
+        yield f"{about}: calibration {measured.name}: {warning}"
     indexer = (task.config.indexer, task.frozen_indexer)
     usual = (measured.config.indexer, measured.frozen_indexer)
     if indexer != usual:
@@ -98,4 +135,8 @@ def _traffic(task: Task) -> Iterator[str]:
 def _gpu(task: Task) -> Iterator[str]:
     gpu = task.pool.gpu
     if unsure := [figure for figure in ("memory", "bf16") if gpu.source(figure) in ("unknown", "computed")]:
-        yield f"gpu: {' and '.join(unsure)} of {gpu.name}: no vendor figure ({', '.join(map(gpu.source, unsure))})"
+        told = f"gpu: {' and '.join(unsure)} of {gpu.name}"
+        if any((gpu.name, gpu.sources) == (known.name, known.sources) for known in GPUS):
+            yield f"{told}: no vendor figure ({', '.join(map(gpu.source, unsure))})"
+        else:
+            yield f"{told}: as its file says, without a `source`"

@@ -18,12 +18,13 @@ from undertow.model.parameters import Counts, closed_counts
 from undertow.planner.calibration.file import read_calibration
 from undertow.planner.calibration.measured import Calibration
 from undertow.planner.choice import Options, choose
-from undertow.planner.memory.model import GB, GIB, Memory
+from undertow.planner.memory.model import GB, GIB, Memory, leaner
 from undertow.planner.memory.recompute import NONE, Recompute
 from undertow.planner.notes import notes
 from undertow.planner.options import Granularity
 from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.timeline import Timeline
+from undertow.planner.serving.decode_text import decode_document
 from undertow.planner.serving.replicas import Replicas, plan_rollout, refusal
 from undertow.planner.serving.text import unmeasured
 from undertow.planner.subject import read_subject
@@ -107,6 +108,11 @@ class Plan:
         each = tflops_per_gpu(task.config, task.batch.sequence_length, task.tokens, seconds, gpus)
         return PlanTime(seconds, task.tokens / (seconds * gpus), each, task.rates.name)
 
+    @cached_property
+    def decode(self) -> dict[str, Any]:
+        """Cache and operations for the next token of the trained model, as plain values."""
+        return decode_document(self.task.config, self.task.batch.sequence_length)
+
     @property
     def layout(self) -> str:
         """The layout in its canonical spelling."""
@@ -133,8 +139,8 @@ class Plan:
         place = f"{'stage' if self.task.chunks == 1 else 'pipeline rank'} {peak.stage}"
         return (
             f"{self.task.name} does not fit {self.task.pool}: a GPU of {place} needs "
-            f"{_size(peak.total_bytes)} of {_size(limit)}, most of it for {term.name}, {_size(term.bytes)}; take more "
-            "GPUs, another layout, recomputed layers or a leaner state"
+            f"{_size(peak.total_bytes)} of {_size(limit)}, the most for '{term.name}', {_size(term.bytes)}; take more "
+            f"GPUs, another layout, recomputed layers or {leaner(term)}"
         )
 
     def json(self) -> dict[str, Any]:
@@ -177,7 +183,7 @@ def plan(
     offload_optimizer: bool = False,
     calibration: str | Path | Calibration | None = None,
     tune: bool = False,
-    margin: float = MARGIN,
+    margin: float | None = None,
     memory_limit: float | None = None,
     granularity: Granularity = "layer",
     progress: Progress | None = None,
@@ -195,9 +201,10 @@ def plan(
     one otherwise.
     Raises `ConfigError` for what cannot be; a plan that does not fit is returned and says so (`fits`, `refusal`).
 
-    With `tune` layout and recomputation are searched for, and widths, micro-batch and schedule that nobody states, in
-    `memory_limit` GB a GPU (its memory) less the share `margin`; `progress` hears how far that is. Then `tuned` is
-    there, and `DoesNotFit` is raised where nothing fits.
+    A GPU may take `memory_limit` GB (its memory) less the share `margin` (0, and 0.05 with `tune`).
+
+    With `tune` layout and recomputation are searched for, and widths, micro-batch and schedule that nobody states;
+    `progress` hears how far that is. Then `tuned` is there, and `DoesNotFit` is raised where nothing fits.
     """
     options = Options(
         layout, tensor, pipeline, expert, context, micro_batch, global_batch, sequence_length, schedule, recompute,
@@ -207,10 +214,10 @@ def plan(
     subject = read_subject(config_or_recipe, pools[0].count, overrides, environment or {})
     tuned = None
     if tune:
-        bounds = Bounds(margin, memory_limit, granularity)
+        bounds = Bounds(MARGIN if margin is None else margin, memory_limit, granularity)
         chosen, tuned = choose_tuned(subject, pools[0], options, bounds, progress)
     else:
-        chosen = choose(subject, pools[0], options)
+        chosen = choose(subject, Bounds(margin or 0.0, memory_limit).within(pools[0]), options)
     found = replace(evaluate(*chosen), tuned=tuned)
     if len(pools) == 1:
         return found

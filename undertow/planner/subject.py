@@ -20,11 +20,13 @@ _PREFIX = "UNDERTOW__"
 
 
 class Subject(NamedTuple):
-    """A configuration under the name it was given by; `recipe` says that it is a run's, not a model with defaults."""
+    """A configuration under the name it was given by; `recipe` says that it is a run's, not a model with defaults.
+    `words` are the `KEY=VALUE` that changed it."""
 
     name: str
     run: RunConfig
     recipe: bool
+    words: tuple[str, ...] = ()
 
 
 def read_subject(
@@ -45,7 +47,7 @@ def read_subject(
         length = min(SEQUENCE_LENGTH, ModelConfig.from_preset(text).max_position_embeddings)
         defaults = {f"{_PREFIX}{key}": value for key, value in _defaults(length, gpus).items()}
         words = [f"model.preset={text}", *overrides]
-        return Subject(text, resolve(None, words, {**defaults, **environment}).config, False)
+        return Subject(text, resolve(None, words, {**defaults, **environment}).config, False, tuple(overrides))
     if os.path.isdir(text) or text.endswith(".json"):
         _refuse(overrides, text)
         return Subject(text, _around(ModelConfig.from_json(text), gpus), False)
@@ -55,7 +57,7 @@ def read_subject(
             f"no preset, recipe or model directory {told(text)}{nearest(text, known)} (presets and recipes: "
             f"{', '.join(known)})"
         )
-    return Subject(text, resolve(text, overrides, environment).config, True)
+    return Subject(text, resolve(text, overrides, environment).config, True, tuple(overrides))
 
 
 def _defaults(length: int, gpus: int) -> dict[str, str]:

@@ -25,9 +25,9 @@ from undertow.planner.pipeline.layout import Layout, check_layout, layout_of
 from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.pipeline.schedules import EQUAL, ScheduleName, build_schedule, placement_of, splits_backward
 from undertow.planner.pipeline.timeline import Timeline
-from undertow.planner.timing.costs import ModelTimes
+from undertow.planner.timing.costs import ModelTimes, stage_times
 from undertow.planner.timing.rates import Rates
-from undertow.planner.timing.times import run_times
+from undertow.planner.timing.times import computed_times, run_times
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Task:
     calibration: Calibration = field(default_factory=shipped_calibration)
     remarks: tuple[str, ...] = ()
     """Sentences about what was chosen unasked."""
+    limit: int | None = None
+    """Bytes that may be taken of a GPU, None for all that it has."""
 
     @property
     def config(self) -> ModelConfig:
@@ -73,8 +75,8 @@ class Task:
 
     @property
     def limit_bytes(self) -> int:
-        """Memory of a GPU."""
-        return self.pool.gpu.memory
+        """What may be taken of a GPU."""
+        return self.pool.gpu.memory if self.limit is None else self.limit
 
     @cached_property
     def memory_model(self) -> MemoryModel:
@@ -96,6 +98,18 @@ class Task:
     def times(self) -> ModelTimes:
         """Seconds of every layer for one microbatch, and once an iteration; see `run_times`."""
         return run_times(self.memory_model, self.pool.gpu, self.calibration, frozen_indexer=self.frozen_indexer)
+
+    def sending_seconds(self, layout: Layout, recompute: Recompute = NONE) -> float:
+        """Seconds of an iteration, the mean of all ranks, in which nothing is done but sending: weights gathered,
+        gradients summed, tokens and sequences exchanged, beyond what the rates contain."""
+        computed = computed_times(
+            self.memory_model, self.pool.gpu, self.calibration, frozen_indexer=self.frozen_indexer
+        )
+        whole, bare = (
+            sum(self.microbatches * float(time.forward + time.backward) + float(time.step) for time in stages)
+            for stages in (stage_times(times, layout, recompute) for times in (self.times, computed))
+        )
+        return max(0.0, whole - bare) / self.geometry.pipeline
 
     def memory(self, layout: Layout, recompute: Recompute = NONE) -> Memory:
         """Memory of every rank under a layout."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from undertow.planner.plan import Plan
     from undertow.planner.serving.replicas import Replicas
 
+_SENDS_MUCH = 0.2  # share of an iteration
+
 _TERMS = 3
 """Terms of memory that a line names."""
 
@@ -40,7 +42,7 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{task.name} on {task.pool}{f' + {plan.rollout.pool}' if plan.rollout else ''}: {verdict}",
         f"  tensor {geometry.tensor}, pipeline {geometry.pipeline}, expert {geometry.expert}, context "
-        f"{geometry.context}; data {geometry.data}, of experts {geometry.expert_data}",
+        f"{geometry.context}; data {geometry.data}, copies of each expert {geometry.expert_data}",
         f"  {batch.size:,} sequences of {batch.sequence_length:,} tokens, micro-batch {batch.micro_batch}: "
         f"{task.microbatches:,} microbatches",
         f"  layout {plan.layout}, schedule {task.schedule}, recomputed layers {plan.recompute}",
@@ -67,14 +69,14 @@ def _parameters(plan: Plan) -> list[str]:
 def _memory(plan: Plan) -> list[str]:
     limit, each = plan.memory.limit_bytes, plan.memory.ranks_per_stage
     name = "pipeline rank" if plan.task.chunks > 1 else "stage"
-    rows = [[name, "GB", "GiB", "free GB", "largest terms, GB (e: estimated)"]]
+    rows = [[name, "GB", "GiB", "free GB", "largest terms and the rest, GB (e: estimated)"]]
     digits = 1 if plan.memory.peak.total_bytes >= 10 * GB else 3
     for stage in plan.memory.stages:
         total = stage.total_bytes
         sizes = (_gb(total, digits), _gib(total, digits), _gb(limit - total, digits))
         rows.append([str(stage.stage), *sizes, _largest(stage, digits)])
     return [
-        f"memory of a GPU, {_gb(limit)} GB ({_gib(limit)} GiB) at most; {each} alike in each {name}",
+        f"memory of a GPU, {_gb(limit)} GB ({_gib(limit)} GiB) at most; {_gpus(each)} in each {name}",
         *columns(rows, right=(1, 2, 3)),
         *_host(plan),
     ]
@@ -89,8 +91,19 @@ def _host(plan: Plan) -> list[str]:
 
 
 def _largest(rank: RankMemory, digits: int) -> str:
-    largest = sorted(rank.terms, key=lambda term: -term.bytes)[:_TERMS]
-    return ", ".join(f"{t.name} {_gb(t.bytes, digits)}{' e' if t.basis == 'estimated' else ''}" for t in largest)
+    """Terms by size and the sum of those that are not named; what is printed adds up to the printed total."""
+    terms = sorted(rank.terms, key=lambda term: -term.bytes)
+    unit = GB // 10**digits
+    left = round(rank.total_bytes / unit) - sum(round(term.bytes / unit) for term in terms[:_TERMS])
+    named = [(term.name, term.bytes, term.basis) for term in terms[:_TERMS]]
+    if rest := terms[_TERMS:]:
+        estimated = any(term.basis == "estimated" for term in rest)
+        named.append(("rest", left * unit, "estimated" if estimated else "measured"))
+    return ", ".join(f"{name} {_gb(size, digits)}{' e' * (basis == 'estimated')}" for name, size, basis in named)
+
+
+def _gpus(alike: int) -> str:
+    return "1 GPU" if alike == 1 else f"{alike:,} GPUs, all alike,"
 
 
 def _flops(plan: Plan) -> list[str]:
@@ -113,9 +126,13 @@ def _flops(plan: Plan) -> list[str]:
 def _time(plan: Plan) -> list[str]:
     time, timeline = plan.time, plan.timeline
     algorithmic, reported = time.tflops_per_gpu
-    waits = [f"{timeline.bubble_fraction(rank):.0%}" for rank in range(len(timeline.ranks))]
+    waits = [f"{max(0.0, timeline.bubble_fraction(rank)):.0%}" for rank in range(len(timeline.ranks))]
     last = max(float(rank.step) for rank in timeline.ranks)
     sums = [f"  of them {_seconds(last)} s at the end for sums of gradients and gathers of weights"] if last else []
+    share = plan.task.sending_seconds(plan.stages, plan.recompute) / time.seconds_per_iteration
+    if share > _SENDS_MUCH:
+        more = "" if plan.tuned else "; --tune looks for widths that send less"
+        sums.append(f"  {share:.0%} of an iteration goes to gathering weights, summing gradients and exchanges{more}")
     return [
         f"time, by rates {time.calibration}",
         f"  {_seconds(time.seconds_per_iteration)} s an iteration, {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from undertow.config.errors import InputError
+from undertow.config.writing import write_file
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -81,14 +79,4 @@ def _row(row: Row) -> str:
 
 def write_page(path: Path, content: str, option: str = "--out") -> None:
     """Replace the file in one step. Raises `InputError`, with the command's `option`, where it cannot be written."""
-    fresh = path.with_name(f".{path.name}.writing")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another with {option} FILE") from None
+    write_file(path, content, f"choose another with {option} FILE")

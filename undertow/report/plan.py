@@ -76,7 +76,7 @@ def _settings(of: Mapping[str, Any]) -> str:
     widths = ", ".join(f"{name} {of[name]}" for name in ("tensor", "pipeline", "expert", "context"))
     batch = f"{of['sequences']:,} sequences of {of['sequence_length']:,} tokens"
     rows = [
-        Row("parallelism", widths, f"data {of['data']:,}, of experts {of['expert_data']:,}"),
+        Row("parallelism", widths, f"data {of['data']:,}, copies of each expert {of['expert_data']:,}"),
         Row("batch", batch, f"{of['microbatches']:,} microbatches of {of['micro_batch']:,} on each pipeline"),
         Row("layout", of["layout"], f"schedule {of['schedule']}"),
         Row("recomputed", of["recomputed"]),

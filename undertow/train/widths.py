@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from undertow.config.errors import ConfigError
+from undertow.config.scalars import told
 from undertow.config.schema import RunConfig
 
 WIDTHS = ("tensor", "pipeline", "expert", "context")
@@ -18,11 +19,11 @@ def refuse_wider(config: RunConfig) -> None:
         raise _planned(f"parallel.schedule is {parallel.schedule}", "has no pipeline; set parallel.schedule=1f1b")
     layout = parallel.layout
     if layout is not None and (len(layout) > 1 if isinstance(layout, list) else "|" in layout):
-        raise _planned(f"parallel.layout is {layout!r}", "trains in one stage; set parallel.layout=null")
+        raise _planned(f"parallel.layout is {told(layout)}", "trains in one stage; set parallel.layout=null")
     if modules := config.recompute.modules:
         name, layers = next(iter(modules.items()))
         raise _planned(
-            f"recompute.modules.{name} is {layers}",
+            f"recompute.modules.{name} is {told(layers)}",
             "computes whole layers again alone; remove it, or use recompute.layers",
         )
 

@@ -173,7 +173,7 @@ def test_mistakes(tmp_path, changes, message):
         (b'{"gpus": 1, "gpus": 2}', "field 'gpus' stands there twice"),
         (b"\xff", "byte 0 is not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
-        (b" " * (1 << 21), "more than 1,048,576 bytes"),
+        (b" " * (1 << 21), "larger than 1,048,576 bytes"),
     ],
 )
 def test_files_that_are_none(tmp_path, content, message):
@@ -184,6 +184,14 @@ def test_files_that_are_none(tmp_path, content, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_calibration(tmp_path / "other.json")
+
+
+def test_a_constant_below_the_heap_is_refused(tmp_path):
+    document = json.loads(written(tmp_path).read_text())
+    document["fitted"]["constant_bytes"] = 1
+    (tmp_path / "mine.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"mine\.json: calibration .* the symmetric heap alone is 3\.56 GB"):
+        read_calibration(tmp_path / "mine.json")
 
 
 def test_the_table_names_the_worst_row():

@@ -13,6 +13,7 @@ from undertow.config.model import ModelConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.calibration.fit import fit, fit_constant, fit_rates, seconds_of
 from undertow.planner.calibration.measured import Measurements, Row
+from undertow.planner.calibration.text import calibration_text
 from undertow.planner.geometry import build_geometry
 from undertow.planner.memory.state import state_profile
 from undertow.planner.timing.rates import Figure
@@ -140,3 +141,39 @@ def test_a_misfit_is_a_warning():
     found = fit(replace(MEASURED, rows=odd))
     told = "seconds of row 'Et*10|t*11|t*11|t*11mL, recompute first:3' come out -13.5% against what was measured"
     assert told in found.warnings and found.errors[0].seconds == pytest.approx(-0.135, abs=1e-3)
+
+
+def test_a_constant_that_leaves_nothing_is_refused():
+    rows = tuple(replace(row, peak_bytes=row.peak_bytes - 8 * 10**9) for row in ROWS if row.peak_bytes)
+    with pytest.raises(ConfigError, match=r"memory constant is 2\.84 GB, but the symmetric heap alone is 3\.56 GB"):
+        fit(replace(MEASURED, rows=rows))
+    lean = replace(MEASURED, implementation="tight", rows=(replace(ROWS[0], peak_bytes=115 * 10**9),))
+    with pytest.raises(ConfigError, match="but it cannot be negative; implementation tight"):
+        fit(lean)
+
+
+def test_as_many_rows_as_unknowns_are_told():
+    two = calibration_text(fit(replace(MEASURED, rows=(ROWS[2], replace(ROWS[3], peak_bytes=None)))))
+    assert "  seconds: 2 measured for 2 rates; their errors say nothing about the fit" in two.splitlines()
+    assert "  GB: 1 peak measured for 1 constant; its error says nothing about the fit" in two.splitlines()
+    one = calibration_text(fit(replace(MEASURED, rows=(ROWS[1],))))
+    assert "  seconds: 1 measured for 1 rate, the ratio of logits to matrices being held; " in one
+    assert "say nothing" not in calibration_text(SHIPPED)
+
+
+def test_warnings_of_memory_and_time_are_told_apart():
+    rows = [replace(ROWS[0], peak_bytes=250 * 10**9), *ROWS[1:]]
+    found = fit(replace(MEASURED, rows=tuple(rows)))
+    notes = undertow.plan("v4-flash", "32xMI355X", calibration=found).uncalibrated
+    told = [note for note in notes if "come out" in note]
+    assert told and all(note.startswith("memory: calibration mi355x-v4-flash: peak_bytes of row") for note in told)
+
+
+def test_a_model_alone_is_planned_as_its_calibration_was_measured():
+    mine = fit(replace(MEASURED, implementation="tight", profile=state_profile("adamw-bf16"), rows=(ROWS[2], ROWS[3])))
+    task = undertow.plan("v4-flash", "32xMI355X", calibration=mine).task
+    assert (task.microbatch.implementation, task.profile.name) == ("tight", "adamw-bf16")
+    asked = undertow.plan("v4-flash", "32xMI355X", calibration=mine, implementation="primus", state="published-bf16")
+    assert (asked.task.microbatch.implementation, asked.task.profile.name) == ("primus", "published-bf16")
+    recipe = undertow.plan("pretrain/v4-flash-amd", "32xMI355X", calibration=mine).task
+    assert recipe.microbatch.implementation == "reference"

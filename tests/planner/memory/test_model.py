@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import undertow
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
@@ -262,3 +263,20 @@ def test_import_loads_neither_torch_nor_numpy():
     probe = f"import sys, undertow.planner.{modules}; assert not {{'torch', 'numpy'}} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("widths", [{"pipeline": 4}, {"pipeline": 8, "tensor": 4}, {"pipeline": 1, "expert": 32}])
+@pytest.mark.parametrize("state", ["published-bf16", "adamw-fp32", "published-muon"])
+def test_no_fullest_rank_has_less_than_an_equal_share_of_the_state(widths, state):
+    given = {"implementation": "tight", "tensor": 1, "expert": 4, "state": state, **widths}
+    plan = undertow.plan("v4-flash", "32xMI355X", **given)
+    least, names = plan.task.memory_model.least_state_bytes, ("weights", "gradient buffers", "optimizer state")
+    shares = [sum(map(rank.bytes_of, names)) for rank in plan.memory.stages]
+    assert 0.97 * sum(shares) / len(shares) <= least <= max(shares)
+
+
+def test_what_is_advised_where_state_is_the_most():
+    optimizer = undertow.plan("v4-flash", "8xH200").refusal
+    assert optimizer and optimizer.endswith("or a leaner state, or keep it on the host with --offload-optimizer")
+    saved = undertow.plan("v4-flash", "32xMI355X", pipeline=4, tensor=1, sequence_length=131_072).refusal
+    assert saved and saved.endswith("or a leaner state")

@@ -118,3 +118,9 @@ def test_a_plan_with_modules():
     assert "recomputed layers query:0-42; moe:0-9" in str(again)
     assert again.memory.stages[0].total_bytes < plain.memory.stages[0].total_bytes - 50e9
     assert again.timeline.seconds > plain.timeline.seconds
+
+
+def test_a_long_text_is_told_in_part():
+    with pytest.raises(ConfigError) as refusal:
+        read_recompute("0," * 5000 + "x", LAYOUT)
+    assert len(str(refusal.value)) < 500

@@ -88,7 +88,10 @@ def test_one_gpu():
 def test_tensor_parallelism_is_chosen_where_nothing_else_fits():
     plan = undertow.plan("v4-flash", "24xMI300X")
     assert plan.fits and plan.task.geometry.tensor == 2
-    assert plan.uncalibrated[0] == "choice: tensor 2, for with less nothing fits on 24xMI300X; --tp gives another"
+    assert plan.uncalibrated[0] == (
+        "choice: tensor 2, for with less nothing fits under implementation primus or tight on 24xMI300X; "
+        "--tp gives another"
+    )
     given = undertow.plan("v4-flash", "24xMI300X", tensor=1)
     assert not given.fits and given.task.geometry.tensor == 1
     assert not any(note.startswith("choice") for note in given.uncalibrated)

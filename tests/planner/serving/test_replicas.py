@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from undertow.config.clusters import parse_cluster
+from undertow.config.clusters import Pool, parse_cluster
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
 from undertow.planner.serving.cache import CacheBytes
@@ -56,9 +57,30 @@ def test_what_a_length_takes():
         assert at.sequence_bytes == CacheBytes(FLASH, online=True).of_length(at.length)
         assert at.sequences == 2 * (found.serving.room // at.sequence_bytes)
         assert at.flops_per_token == decode_work(FLASH, at.length).total
-        read = found.serving.active + cache_read_bytes(found.serving.cache, at.length)
+        read = active_bytes(FLASH, "fp8", found.geometry) + cache_read_bytes(found.serving.cache, at.length)
         assert at.least_seconds == pytest.approx(read / 4.8e12)
     assert found.lengths[-1].sequences == 26
+
+
+def test_a_step_of_all_sequences_reads_all_experts_or_computes():
+    found = plan_replicas(FLASH, pool("8xH200"), 4096)
+    at, each = found.at(4096), found.serving.sequences
+    assert each == 2619 and active_bytes(FLASH, "fp8", found.geometry, each) == pytest.approx(
+        weights_bytes(FLASH, "fp8", found.geometry, mtp=False), rel=0.01
+    )
+    read = active_bytes(FLASH, "fp8", found.geometry, each) + each * cache_read_bytes(found.serving.cache, 4096)
+    assert at.least_seconds_full == pytest.approx(read / 4.8e12) == pytest.approx(0.0219, abs=1e-4)
+    # With bandwidth to spare the operations bind.
+    fast = replace(found, pool=Pool(8, replace(found.pool.gpu, bandwidth=1e15)))
+    work = each * at.flops_per_token / (4 * found.pool.gpu.fp8)
+    assert fast.at(4096).least_seconds_full == pytest.approx(work) == pytest.approx(0.0096, abs=1e-4)
+
+
+def test_experts_that_many_tokens_need():
+    one, dense = active_bytes(FLASH, "bf16"), active_bytes(FLASH, "bf16", tokens=0)
+    experts = active_bytes(FLASH, "bf16", tokens=10**6) - dense
+    assert (one - dense) / experts == pytest.approx(6 / 256)
+    assert (active_bytes(FLASH, "bf16", tokens=64) - dense) / experts == pytest.approx(1 - (250 / 256) ** 64)
 
 
 def test_cache_that_a_token_reads():
@@ -100,7 +122,7 @@ def test_a_serving_plan_as_text_and_values():
     assert "serving: H200 has no FP4 units; what it takes to widen the weights is left out" in lines
     assert any(line.startswith("cache in bf16: 6,880 bytes a token") for line in lines)
     document = json.loads(json.dumps(plan.json()))
-    assert list(document) == ["parameters", "serving", "fits", "uncalibrated"]
+    assert list(document) == ["parameters", "serving", "fits", "refusal", "uncalibrated"]
     serving = document["serving"]
     assert (serving["weights_format"], serving["cache_format"], serving["replicas"]) == ("fp4", "bf16", 4)
     assert serving["weights_bytes"] == plan.replicas.serving.weights and serving["cache_bytes_per_token"] == 6880

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+import undertow
 from undertow.config.model import ModelConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.geometry import Batch, build_geometry
@@ -183,3 +184,29 @@ def test_integer_program_needs_no_ortools(monkeypatch):
     assert cpsat_cuts(case) is None
     without = search(Trials.of(case), 1, share=0.3).trials
     assert without[0].seconds == with_solver[0].seconds
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2)])
+def test_many_microbatches_follow_from_fewer(schedule, chunks):
+    """A pipeline in its steady state: seconds of two shorter orders give those of all microbatches."""
+    task = undertow.plan("v4-flash", "32xMI355X", pipeline=4, expert=8, global_batch=8 * 240).task
+    case = Case(task.times, task.memory_model, 240, (10**15,) * 4, schedule, chunks, 0.001)
+    assert case.order.schedule.microbatches == 48 and case.shorter and case.shorter.schedule.microbatches == 32
+    times = [StageTime(1 + 0.1 * (stage % 3), 2.2 - 0.1 * (stage % 2), 0.9, 0.5) for stage in range(4 * chunks)]
+    assert case.seconds(times) == pytest.approx(case.exact_seconds(times), rel=1e-9)
+    few = Case(task.times, task.memory_model, 48, (10**15,) * 4, schedule, chunks, 0.001)
+    assert few.shorter is None and few.seconds(times) == few.exact_seconds(times)
+
+
+def test_a_layout_as_cuts_and_back():
+    task = undertow.plan("v4-flash", "32xMI355X", pipeline=4, expert=8).task
+    case = Case(task.times, task.memory_model, 32, (10**15,) * 4)
+    for text in ("Et*10|t*12|t*12|t*9mL", "Et*10|t*12|t*21m|L", "E|t*21|t*22|mL"):
+        assert str(case.layout(case.cuts(parse_layout(text)))) == text
+
+
+def test_limits_beyond_any_memory_do_not_stop_the_solver():
+    pytest.importorskip("ortools")
+    task = undertow.plan("v4-flash", "32xMI355X", pipeline=4, expert=8).task
+    case = Case(task.times, task.memory_model, 32, (10**32,) * 4)
+    assert cpsat_cuts(case, 0.1)

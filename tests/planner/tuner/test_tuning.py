@@ -88,15 +88,26 @@ def test_frontier_falls_with_memory(four):
 
 
 @pytest.mark.parametrize(
-    "options", [FOUR, {**FOUR, "schedule": "interleaved", "pipeline": 2}, {"granularity": "module"}]
+    "options",
+    [
+        FOUR,
+        {**FOUR, "schedule": "interleaved", "pipeline": 2, "implementation": "primus"},
+        {"granularity": "module"},
+    ],
 )
 def test_a_fragment_gives_the_same_plan_again(tmp_path, options):
     options = {**FOUR, **options}
     first = undertow.plan("v4-flash", "32xMI355X", overrides=AMD, tune=True, memory_limit=250, **options)
     recipe = tmp_path / "tuned.yaml"
-    head = "model: {preset: v4-flash, indexer: own_rank}\nnumerics: {dtype: bfloat16}\nindexer: {frozen: true}\n"
-    recipe.write_text(head + first.tuned.fragment, encoding="utf-8")
-    again = undertow.plan(recipe, "32xMI355X", implementation="primus", state="published-bf16")
+    words = ["model.indexer=own_rank", "indexer.frozen=true"]
+    told = first.tuned.fragment.splitlines()[0]
+    assert told.endswith(
+        f"undertow plan FILE {' '.join(words)} --implementation {first.task.microbatch.implementation} "
+        "--state published-bf16 --gpus 32xMI355X"
+    )
+    recipe.write_text(first.tuned.fragment, encoding="utf-8")
+    used = first.task.microbatch.implementation
+    again = undertow.plan(recipe, "32xMI355X", overrides=words, implementation=used, state="published-bf16")
     assert (again.layout, again.recompute) == (first.layout, first.recompute)
     assert (again.task.geometry, again.task.batch) == (first.task.geometry, first.task.batch)
     assert (again.task.schedule, again.task.chunks) == (first.task.schedule, first.task.chunks)
@@ -127,7 +138,9 @@ def test_what_a_recipe_states_is_kept():
         ({"layout": "Et*43mL"}, "layout with tuning: the tuner chooses the layout; give one of the two"),
         ({"recompute": "all"}, "recompute with tuning: the tuner chooses the recompute; give one of the two"),
         ({"margin": 1.0}, "margin is 1.0; allowed: at least 0, below 1"),
-        ({"memory_limit": 0.0}, "memory limit is 0.0 GB; allowed: above 0"),
+        ({"memory_limit": 0.0}, "memory limit is 0.0 GB; allowed: above 0, at most the 288 GB of MI355X"),
+        ({"memory_limit": 1000}, "memory limit is 1000 GB; allowed: above 0, at most the 288 GB of MI355X"),
+        ({"memory_limit": float("inf")}, "memory limit is inf GB; allowed: above 0, at most the 288 GB of MI355X"),
         ({"granularity": "atom"}, "granularity is 'atom'; allowed: layer, module"),
     ],
 )
@@ -154,3 +167,44 @@ def test_gains_are_those_of_the_simulation(four):
     gains = {gain.work: gain.seconds for gain in gains_of(best, shipped_calibration().rates)}
     head = 2 * float(task.times.head.forward + task.times.head.backward)
     assert 0 < gains["heads"] <= task.microbatches * head * (1 - 1 / 1.1) * (1 + 1e-9)
+
+
+def test_less_memory_is_not_faster():
+    """Where memory holds the best back by much, wider tensor and context parallelism are searched too."""
+    options = {"tune": True, "margin": 0.0, "pipeline": 4, "expert": 8, "micro_batch": 1, "schedule": "1f1b"}
+    some = undertow.plan("v4-flash", "32xMI355X", memory_limit=120, **options).tuned
+    less = undertow.plan("v4-flash", "32xMI355X", memory_limit=110, **options).tuned
+    assert some.seconds_per_iteration <= less.seconds_per_iteration < 10
+    assert some.seconds_per_iteration == pytest.approx(8.604, abs=1e-3) and some.best.geometry.context == 8
+    assert some.unlimited_seconds <= some.seconds_per_iteration and some.kept == ""
+
+
+def test_widths_that_were_kept_are_told(four):
+    assert four.tuned.kept == (
+        "tensor 1 and context 1 were kept, for something fits: wider ones may be faster, --tp N or --cp N searches "
+        "with them"
+    )
+    assert f"  {four.tuned.kept}\n" in str(four)
+
+
+def test_room_on_every_gpu_saves_at_least_what_it_saves_on_one(four):
+    tuned = four.tuned
+    saved = [price.seconds for price in tuned.room]
+    assert [price.gb for price in tuned.room] == [8, 16, 32] and saved == sorted(saved)
+    best = tuned.seconds_per_iteration
+    for room in tuned.room:
+        alone = [price.seconds for price in tuned.prices if 0 < price.gb <= room.gb]
+        assert room.seconds >= max(alone, default=0) and best - room.seconds >= tuned.unlimited_seconds - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options"),
+    [("1xH200", {}), ("2xH200", {}), ("8xH200", {}), ("8xH200", {"pipeline": 1})],
+)
+def test_tuning_is_never_slower_than_the_plan_without(gpus, options):
+    plain = undertow.plan("v4-tiny", gpus, schedule="interleaved", **options)
+    tuned = undertow.plan("v4-tiny", gpus, schedule="interleaved", tune=True, **options)
+    assert tuned.time.seconds_per_iteration <= plain.time.seconds_per_iteration * (1 + 1e-12)
+    assert tuned.task.schedule == "interleaved"
+    ways = [tuned.tuned.best, *tuned.tuned.runners_up]
+    assert len({(way.layout, way.geometry) for way in ways}) == len(ways)

@@ -9,6 +9,7 @@ from typing import Any
 
 from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
+from undertow.config.reading import read_regular
 
 _LARGEST_FILE = 1 << 20
 _LONGEST = 500
@@ -129,12 +130,9 @@ class Fields:
 def read_fields(path: Path) -> Fields:
     """The object of a JSON file. Raises `ConfigError` for a file that cannot be read, is too large, or is no JSON."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
+        content = read_regular(path, _LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a JSON file of measurements") from None
-    if len(content) > _LARGEST_FILE:
-        raise ConfigError(f"{path}: more than {_LARGEST_FILE:,} bytes; measurements are smaller, give another file")
     try:
         values = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once)
     except UnicodeDecodeError as error:

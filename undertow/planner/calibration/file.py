@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from undertow.config.clusters import LARGEST_POOL
-from undertow.config.errors import ConfigError, InputError
+from undertow.config.errors import ConfigError
 from undertow.config.gpus import GPUS, Gpu
 from undertow.config.model import LayerKind, ModelConfig
 from undertow.config.presets import PRESETS
+from undertow.config.writing import write_file
 from undertow.model.flops import layer_flops
 from undertow.planner.calibration.fields import Fields, read_fields
-from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row
+from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row, check_constant
 from undertow.planner.geometry import build_geometry, check_batch, check_model
 from undertow.planner.memory.activations import Implementation
 from undertow.planner.memory.recompute import read_recompute
@@ -63,17 +62,7 @@ def read_calibration(path: Path, own: tuple[Gpu, ...] = ()) -> Calibration:
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Replace a file in one step. Raises `InputError` where it cannot be written."""
-    fresh = path.with_name(f".{path.name}.writing")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(calibration_document(calibration), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+    write_file(path, json.dumps(calibration_document(calibration), indent=2) + "\n", "choose another folder")
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
@@ -235,8 +224,12 @@ def _fitted(measured: Measurements, fields: Fields) -> Calibration:
     mark: Mark = fields.choice("mark", ("fitted", "scaled"))
     origin = fields.text("origin")
     matrix, heads = (Figure(fields.number(f"{each}_tflops", 0, _TFLOPS), mark, origin) for each in ("matrix", "head"))
-    constant = fields.whole("constant_bytes", -_BYTES, _BYTES) if fields.has("constant_bytes") else None
+    constant = fields.whole("constant_bytes", 0, _BYTES) if fields.has("constant_bytes") else None
     fields.take("constant_bytes")
+    try:
+        check_constant(measured, constant)
+    except ConfigError as error:
+        raise _placed(fields, error) from None
     errors = []
     for each in fields.objects("errors", _MOST_ROWS):
         values = [each.take(name) for name in ("seconds", "peak_bytes")]

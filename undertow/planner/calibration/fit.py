@@ -12,7 +12,7 @@ from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
 from undertow.planner.calibration.file import rates_of, read_measurements, shipped_calibration
 from undertow.planner.calibration.least_squares import NUDGE, STEPS, RowErrors, descend, dot
-from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row
+from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row, check_constant
 from undertow.planner.memory.recompute import read_recompute
 from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.run import pipeline_timeline
@@ -40,9 +40,10 @@ def fit(measured: Measurements) -> Calibration:
     """
     rates, warnings = _rates(measured)
     constant = fit_constant(measured)
+    check_constant(measured, constant)
     found = Calibration(measured, rates, constant)
     errors = tuple(_errors(row, found) for row in measured.rows)
-    return replace(found, errors=errors, warnings=(*warnings, *_misfits(measured, errors, constant)))
+    return replace(found, errors=errors, warnings=(*warnings, *_misfits(measured, errors)))
 
 
 def task_of(row: Row, calibration: Calibration) -> Task:
@@ -217,15 +218,10 @@ def _digits(error: float | None) -> float | None:
     return None if error is None else round(error, 6)
 
 
-def _misfits(measured: Measurements, errors: Sequence[Errors], constant: int | None) -> tuple[str, ...]:
+def _misfits(measured: Measurements, errors: Sequence[Errors]) -> tuple[str, ...]:
     found = []
     for row, each in zip(measured.rows, errors, strict=True):
         for name, error in (("seconds", each.seconds), ("peak_bytes", each.peak_bytes)):
             if error is not None and abs(error) > MISFIT:
                 found.append(f"{name} of row '{row}' come out {error:+.1%} against what was measured")
-    if constant is not None and constant < 0:
-        found.append(
-            f"the memory constant is {constant / 1e9:,.2f} GB: implementation {measured.implementation} keeps more in "
-            "projection than the runs did"
-        )
     return tuple(found)

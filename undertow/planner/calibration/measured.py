@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
 from undertow.config.model import LayerKind, ModelConfig
 from undertow.planner.geometry import Batch, Geometry
@@ -87,6 +88,20 @@ class MemoryCalibration:
     expert: int
     tokens: int
     saved: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_constant(measured: Measurements, constant: int | None) -> None:
+    """Raises `ConfigError` for a constant that leaves less than nothing for what it is of."""
+    if constant is None:
+        return
+    heap = memory_calibration(measured, constant).heap
+    if constant < heap:
+        beside = f"the symmetric heap alone is {heap / 1e9:,.2f} GB" if heap else "it cannot be negative"
+        raise ConfigError(
+            f"calibration {measured.name}: the memory constant is {constant / 1e9:,.2f} GB, but {beside}; "
+            f"implementation {measured.implementation} with such recomputation keeps more than the runs did, so check "
+            "peak_bytes, recompute, state and implementation"
+        )
 
 
 def memory_calibration(measured: Measurements, constant: int) -> MemoryCalibration:

@@ -25,7 +25,20 @@ def calibration_text(calibration: Calibration) -> str:
         error, row = max(peaks, key=lambda pair: pair[0])
         lines.append(f"  {calibration.constant / 1e9:,.3f} GB of constant memory, at worst {error:.2%} off: '{row}'")
     lines += _columns([["s", "fitted", "error", "GB", "fitted", "error", "row"], *_rows(calibration)])
+    lines += [f"  {told}" for told in _told_by(calibration)]
     return "\n".join([*lines, *(f"  warning: {warning}" for warning in calibration.warnings)])
+
+
+def _told_by(calibration: Calibration) -> Iterator[str]:
+    """In sentences, that there are no more rows than what is fitted to them, where that is so: then errors are zero
+    whatever was measured."""
+    held = calibration.rates.matrix_tflops.source.endswith("held")
+    rates = "1 rate, the ratio of logits to matrices being held" if held else "2 rates"
+    timed = sum(row.seconds is not None for row in calibration.rows)
+    if 0 < timed <= (1 if held else 2):
+        yield f"seconds: {timed} measured for {rates}; their errors say nothing about the fit"
+    if sum(row.peak_bytes is not None for row in calibration.rows) == 1:
+        yield "GB: 1 peak measured for 1 constant; its error says nothing about the fit"
 
 
 def _rows(calibration: Calibration) -> Iterator[list[str]]:

@@ -12,19 +12,15 @@ from math import prod
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
-from undertow.model.weights import all_weights
-from undertow.planner.choice import Chosen, Options, candidates, stated
-from undertow.planner.geometry import Geometry, build_geometry, check_model
+from undertow.planner.capacity.fit import Fit, about_seconds, fit_of
+from undertow.planner.choice import EXPERT, TENSOR, Chosen, Options, candidates, stated
+from undertow.planner.geometry import build_geometry, check_model
 from undertow.planner.memory.inflight import held_by_1f1b
 from undertow.planner.memory.model import Memory, RankMemory, Term
-from undertow.planner.memory.parameters import RankParameters, rank_parameters
-from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout
-from undertow.planner.pipeline.run import approximate_seconds
 from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.subject import Subject
 from undertow.planner.task import Task
-from undertow.planner.timing.costs import stage_times
+from undertow.planner.tuner.tuning import Bounds
 
 LARGEST = 4096
 """GPUs of the largest cluster that is looked at."""
@@ -33,6 +29,17 @@ AXES = ("tensor", "pipeline", "expert", "context")
 
 NODE = 8
 """GPUs of a machine: larger clusters are whole machines."""
+
+
+WIDEST_EXPERT = 32
+"""Largest width of expert parallelism that is looked at; beyond `EXPERT` ranks it leaves most machines."""
+
+
+def expert_widths(ranks: int, experts: int) -> list[int]:
+    """Widths of expert parallelism for so many ranks of a stage: the usual one, and twice and four times `EXPERT`."""
+    usual = max(n for n in range(1, EXPERT + 1) if ranks % n == 0 and experts % n == 0)
+    wider = [n for n in (2 * EXPERT, WIDEST_EXPERT) if ranks % n == 0 and experts % n == 0]
+    return [usual, *wider]
 
 
 def cluster_sizes(largest: int = LARGEST) -> tuple[int, ...]:
@@ -52,21 +59,6 @@ class Shortage:
     def term(self) -> Term:
         """The largest term."""
         return max(self.rank.terms, key=lambda term: term.bytes)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A run that fits: its task, layout, memory and seconds an iteration."""
-
-    task: Task
-    layout: Layout
-    memory: Memory
-    seconds: float
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """Of training, all tokens of the batch."""
-        return self.task.tokens / (self.seconds * self.task.geometry.gpus)
 
 
 @dataclass(frozen=True)
@@ -114,6 +106,10 @@ class _Way:
             return error
 
 
+_Widths = tuple[int, int | None, int | None]
+"""Tensor, pipeline and expert; a given layout says its own pipeline."""
+
+
 @dataclass
 class _Search:
     """Ways to run by number of GPUs, weighed once for all GPU models: bytes
@@ -124,27 +120,23 @@ class _Search:
     per_gpu: int | None
     """Sequences a GPU and step, where the batch grows with the GPUs."""
     refused: list[ConfigError] = field(default_factory=list)
-    _ways: dict[int, tuple[_Way, ...]] = field(default_factory=dict)
-    _fixed: dict[Geometry, int] = field(default_factory=dict)
-    _whole: dict[tuple[int, int], RankParameters] = field(default_factory=dict)
-
-    def ways(self, gpus: int, gpu: Gpu) -> tuple[_Way, ...]:
-        """All ways to run on `gpus`."""
-        if gpus not in self._ways:
-            pool = Pool(gpus, gpu)
-            batch = {} if self.per_gpu is None else {"global_batch": self.per_gpu * gpus}
-            found = candidates(self.subject, pool, replace(self.options, **batch), self.refused)
-            self._ways[gpus] = tuple(_Way(chosen) for chosen in found)
-        return self._ways[gpus]
+    _ways: dict[tuple[int, _Widths], _Way | None] = field(default_factory=dict)
+    _fixed: dict[_Widths, int] = field(default_factory=dict)
 
     def peaks(self, gpus: int, gpu: Gpu, limit: int | None = None) -> Iterator[tuple[Chosen, RankMemory]]:
         """Ways with their fullest rank; with a limit without those whose widths exceed it on any number of GPUs."""
-        for way in self.ways(gpus, gpu):
-            task = way.chosen[0]
-            widths = replace(task.geometry, data=1)
+        for widths in self._widths(gpus):
             if limit is not None and self._fixed.get(widths, 0) > limit:
                 continue
-            if limit is not None and gpus > 1 and (self._least_bytes(task) > limit or way.sample[0] > limit):
+            way = self._way(gpus, gpu, widths)
+            if way is None:
+                continue
+            task = way.chosen[0]
+            if (
+                limit is not None
+                and gpus > 1
+                and (task.memory_model.least_state_bytes > limit or way.sample[0] > limit)
+            ):
                 if self.per_gpu:
                     self._fixed[widths] = max(self._fixed.get(widths, 0), way.sample[1])
                 continue
@@ -156,39 +148,30 @@ class _Search:
                 self._fixed[widths] = max(self._fixed.get(widths, 0), fixed)
             yield way.chosen, way.memory.peak
 
-    def _least_bytes(self, task: Task) -> int:
-        """State of a rank if all stages had equal shares: the fullest has no less."""
-        cut, profile, geometry = (task.geometry.tensor, task.geometry.expert), task.profile, task.geometry
-        if cut not in self._whole:
-            self._whole[cut] = rank_parameters(all_weights(task.config), geometry)
-        kept, full = profile.profile, profile.sharing == "full"
-        size = 0
-        for part, ranks in zip(self._whole[cut], (geometry.dense_copies, geometry.expert_data), strict=True):
-            size += (kept.weights(part) + kept.gradients(part)) // (ranks if full else 1)
-            if not profile.host:
-                size += kept.optimizer_state(part) // (1 if profile.sharing == "none" else ranks)
-        return size // geometry.pipeline
+    def _widths(self, gpus: int) -> Iterator[_Widths]:
+        """Every combination of the widths that are left open."""
+        open_, model = self.options, self.subject.run.model
+        pipelines: Sequence[int | None] = [open_.pipeline]
+        if open_.pipeline is None and open_.layout is None:
+            pipelines = [n for n in range(1, min(gpus, model.num_hidden_layers) + 1) if gpus % n == 0]
+        for tensor in TENSOR if open_.tensor is None else (open_.tensor,):
+            for pipeline in pipelines:
+                if open_.tensor is open_.pipeline is None and gpus % (tensor * (pipeline or 1)):
+                    continue
+                experts: Sequence[int | None] = [open_.expert]
+                if open_.expert is None and pipeline is not None:
+                    experts = expert_widths(max(1, gpus // max(1, pipeline)), model.n_routed_experts)
+                yield from ((tensor, pipeline, expert) for expert in experts)
 
-
-def about_seconds(task: Task, layout: Layout, recompute: Recompute) -> float:
-    """Seconds of an iteration in closed form, to compare ways to run."""
-    stages = stage_times(task.times, layout, recompute)
-    return float(approximate_seconds(stages, task.microbatches)) + max(float(stage.step) for stage in stages)
-
-
-def fit_of(task: Task, layout: Layout, recompute: Recompute) -> Fit:
-    """Memory and seconds of a run. Where there are many microbatches fewer are simulated, and the rest take as long as
-    those in the middle of them: from there on a schedule repeats itself."""
-    few, many = task.geometry.pipeline, 2 * task.geometry.pipeline
-    if task.microbatches <= many:
-        return Fit(task, layout, task.memory(layout, recompute), float(task.timeline(layout, recompute).seconds))
-    each = {}
-    for microbatches in (few, many):
-        size = microbatches * task.batch.micro_batch * task.geometry.data
-        shorter = replace(task, microbatch=replace(task.microbatch, batch=replace(task.batch, size=size)))
-        each[microbatches] = float(shorter.timeline(layout, recompute).seconds)
-    more = (task.microbatches - many) * (each[many] - each[few]) / (many - few)
-    return Fit(task, layout, task.memory(layout, recompute), each[many] + more)
+    def _way(self, gpus: int, gpu: Gpu, widths: _Widths) -> _Way | None:
+        """With such widths, or None where they cannot be."""
+        if (gpus, widths) not in self._ways:
+            said: dict[str, int | None] = dict(zip(("tensor", "pipeline", "expert"), widths, strict=True))
+            if self.per_gpu is not None:
+                said["global_batch"] = self.per_gpu * gpus
+            found = candidates(self.subject, Pool(gpus, gpu), replace(self.options, **said), self.refused)
+            self._ways[gpus, widths] = next((_Way(chosen) for chosen in found), None)
+        return self._ways[gpus, widths]
 
 
 def _fixed_bytes(task: Task, rank: RankMemory) -> int:
@@ -200,12 +183,18 @@ def _fixed_bytes(task: Task, rank: RankMemory) -> int:
 
 
 def smallest_clusters(
-    subject_of: Callable[[int], Subject], gpus: Sequence[Gpu], options: Options, *, largest: int = LARGEST
+    subject_of: Callable[[int], Subject],
+    gpus: Sequence[Gpu],
+    options: Options,
+    *,
+    largest: int = LARGEST,
+    bounds: Bounds | None = None,
 ) -> tuple[Smallest, ...]:
     """For each GPU model the smallest of `cluster_sizes` on which a run fits, without recomputing and with every layer
     computed again, or with what `options` say alone.
 
-    `subject_of` gives the run for a number of GPUs, on which only its batch may depend. A cluster fits if `choose`
+    `subject_of` gives the run for a number of GPUs, on which only its batch may depend; `bounds` say how much of a
+    GPU's memory may be taken, 95 % unasked. A cluster fits if `choose`
     finds a way; of all ways that fit the smallest cluster the fastest is told. What fits need not fit every larger
     cluster, for widths must divide it; so sizes are gone through from the smallest on. Two bounds skip what cannot be:
     the fullest stage has its share of the state at least, and with given widths nothing but shared state shrinks on
@@ -214,13 +203,15 @@ def smallest_clusters(
     asked = [options.recompute] if options.recompute is not None else ["none", "all"]
     if options.recompute is None and options.schedule and splits_backward(options.schedule):  # type: ignore[arg-type]
         asked = ["none"]
-    subject = subject_of(NODE)
+    subject, bounds = subject_of(NODE), bounds or Bounds()
+    options = stated(subject.run, options)
     _check_widths(subject, options)
     found: list[Smallest] = []
     per_gpu = None if options.global_batch is not None else _per_gpu(subject, subject_of(2 * NODE))
     searches = {str(again): _Search(subject, replace(options, recompute=again), per_gpu) for again in asked}
     for gpu in gpus:
-        found += [_smallest(search, gpu, again, cluster_sizes(largest)) for again, search in searches.items()]
+        limit = bounds.limit_bytes(Pool(1, gpu))
+        found += [_smallest(search, gpu, limit, again, cluster_sizes(largest)) for again, search in searches.items()]
     if all(row.fit is None and row.shortage is None for row in found):
         raise next(error for search in searches.values() for error in search.refused)
     return tuple(found)
@@ -239,21 +230,21 @@ def _per_gpu(one: Subject, two: Subject) -> int | None:
     return sizes[0] // NODE if sizes[1] == 2 * sizes[0] else None
 
 
-def _smallest(search: _Search, gpu: Gpu, again: str, sizes: Sequence[int]) -> Smallest:
+def _smallest(search: _Search, gpu: Gpu, limit: int, again: str, sizes: Sequence[int]) -> Smallest:
     for gpus in sizes:
-        weighed = search.peaks(gpus, gpu, gpu.memory)
-        if fitting := [chosen for chosen, peak in weighed if peak.total_bytes <= gpu.memory]:
+        weighed = search.peaks(gpus, gpu, limit)
+        if fitting := [chosen for chosen, peak in weighed if peak.total_bytes <= limit]:
             pool = Pool(gpus, gpu)
-            of_gpu = [(replace(task, pool=pool), layout, recompute) for task, layout, recompute in fitting]
+            of_gpu = [(replace(task, pool=pool, limit=limit), layout, again) for task, layout, again in fitting]
             fit = fit_of(*min(of_gpu, key=lambda chosen: about_seconds(*chosen)))
-            return Smallest(gpu, again, fit, _shortage(search, gpu, [n for n in sizes if n < gpus]))
-    return Smallest(gpu, again, None, _shortage(search, gpu, sizes))
+            return Smallest(gpu, again, fit, _shortage(search, gpu, limit, [n for n in sizes if n < gpus]))
+    return Smallest(gpu, again, None, _shortage(search, gpu, limit, sizes))
 
 
-def _shortage(search: _Search, gpu: Gpu, sizes: Sequence[int]) -> Shortage | None:
+def _shortage(search: _Search, gpu: Gpu, limit: int, sizes: Sequence[int]) -> Shortage | None:
     """What the largest of these clusters lacks that can be shared out at all."""
     for gpus in reversed(sizes):
         ranks = [peak for _, peak in search.peaks(gpus, gpu)]
         if ranks:
-            return Shortage(gpus, min(ranks, key=lambda rank: rank.total_bytes), gpu.memory)
+            return Shortage(gpus, min(ranks, key=lambda rank: rank.total_bytes), limit)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,23 @@ from undertow.config.clusters import parse_cluster
 from undertow.config.gpus import GPUS, Gpu
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
-from undertow.planner.capacity.clusters import LARGEST, Shortage, Smallest, smallest_clusters
+from undertow.planner.capacity.clusters import (
+    LARGEST,
+    WIDEST_EXPERT,
+    Shortage,
+    Smallest,
+    smallest_clusters,
+)
+from undertow.planner.capacity.fit import unguarded, within
 from undertow.planner.choice import Options
-from undertow.planner.memory.model import GB
-from undertow.planner.notes import notes
+from undertow.planner.memory.model import GB, leaner
+from undertow.planner.notes import gathered
 from undertow.planner.subject import Subject, read_subject
 from undertow.planner.table import columns
+from undertow.planner.task import Task
+from undertow.planner.timing.communication import expert_group
+from undertow.planner.timing.fabric import fabric_of
+from undertow.planner.tuner.tuning import Bounds
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class FitPlan:
     name: str
     rows: tuple[Smallest, ...]
     largest: int
+    bounds: Bounds = field(default_factory=Bounds)
 
     @property
     def fits(self) -> bool:
@@ -42,21 +54,26 @@ class FitPlan:
         row, short = min(lacking, key=lambda each: each[1].rank.total_bytes / each[1].limit_bytes)
         return (
             f"{self.name} fits no cluster of up to {self.largest:,} GPUs: {_told(row, short)}; take GPUs with more "
-            "memory, a shorter sequence, context parallelism or a leaner state"
+            f"memory, a shorter sequence, context parallelism or {leaner(short.term)}"
         )
 
     @property
     def uncalibrated(self) -> tuple[str, ...]:
-        """In sentences, what no measurement covers, each once."""
-        found = (note for row in self.rows if row.fit for note in notes(row.fit.task, row.fit.memory))
-        return ("memory: no margin is kept for what is left out", *dict.fromkeys(found))
+        """In sentences, what no measurement covers, each once, with the rows it is about where not all are."""
+        found = gathered(
+            {(row.gpu.name, row.recompute): (row.fit.task, row.fit.memory) for row in self.rows if row.fit}
+        )
+        return (*unguarded(self.bounds), *dict.fromkeys(found))
 
     def json(self) -> dict[str, Any]:
         """The answer as plain values under stable names."""
         return {
             "fit": [_document(row) for row in self.rows],
             "largest_gpus": self.largest,
+            "largest_expert": WIDEST_EXPERT,
+            "margin": self.bounds.margin,
             "fits": self.fits,
+            "refusal": self.refusal,
             "uncalibrated": list(self.uncalibrated),
         }
 
@@ -70,6 +87,7 @@ def plan_fit(
     options: Options | None = None,
     *,
     largest: int = LARGEST,
+    bounds: Bounds | None = None,
     own_gpus: Sequence[Gpu] = (),
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -77,8 +95,10 @@ def plan_fit(
     """The smallest clusters of GPU models (`MI355X`, `MI355X+H200`, or None for all that are known) that train a model.
 
     What `options` leave open is chosen as for a plan; the batch is 8 sequences a GPU, or the recipe's. Raises
-    `ConfigError` for what cannot be; where nothing fits, the answer says so (`fits`, `refusal`).
+    `ConfigError` for what cannot be; where nothing fits, the answer says so (`fits`, `refusal`). `bounds` say how much
+    of a GPU's memory may be taken: 95 % unasked.
     """
+    bounds = bounds or Bounds()
     if gpus is None:
         replaced = {gpu.name.lower() for gpu in own_gpus}
         known = [*own_gpus, *(gpu for gpu in GPUS if gpu.name.lower() not in replaced)]
@@ -88,7 +108,8 @@ def plan_fit(
     def subject(count: int) -> Subject:
         return read_subject(config_or_recipe, count, overrides, environment or {})
 
-    return FitPlan(subject(1).name, smallest_clusters(subject, known, options or Options(), largest=largest), largest)
+    rows = smallest_clusters(subject, known, options or Options(), largest=largest, bounds=bounds)
+    return FitPlan(subject(1).name, rows, largest, bounds)
 
 
 def names_gpus_alone(gpus: str | None) -> bool:
@@ -99,7 +120,7 @@ def names_gpus_alone(gpus: str | None) -> bool:
 def _told(row: Smallest, short: Shortage) -> str:
     return (
         f"on {short.gpus}x{row.gpu.name}, recomputing {row.recompute}, a GPU of pipeline rank {short.rank.stage} needs "
-        f"{short.rank.total_bytes / GB:,.1f} of {short.limit_bytes / GB:,.1f} GB, most of it for {short.term.name}, "
+        f"{short.rank.total_bytes / GB:,.1f} of {short.limit_bytes / GB:,.1f} GB, the most for '{short.term.name}', "
         f"{short.term.gb:,.1f} GB"
     )
 
@@ -116,6 +137,7 @@ def _text(plan: FitPlan) -> list[str]:
             f"  {batch} step, of {task.batch.sequence_length:,} tokens, micro-batch {task.batch.micro_batch}, "
             f"schedule {task.schedule}, state {task.profile.name}"
         )
+    lines.append(f"  {within(plan.bounds)}; expert parallelism up to {WIDEST_EXPERT} was tried, * crosses machines")
     head = "GPU,GPUs,recomputed,tensor,pipeline,expert,implementation,peak GB,of,s/iteration,tokens/s/GPU"
     rows: list[list[str]] = [[str(title) for title in head.split(",")]]
     for row in plan.rows:
@@ -124,9 +146,9 @@ def _text(plan: FitPlan) -> list[str]:
             continue
         fit, g = row.fit, row.fit.task.geometry
         rows.append([
-            row.gpu.name, f"{g.gpus:,}", row.recompute, str(g.tensor), str(g.pipeline), str(g.expert),
+            row.gpu.name, f"{g.gpus:,}", row.recompute, str(g.tensor), str(g.pipeline), _expert(fit.task),
             fit.task.microbatch.implementation, f"{fit.memory.peak.total_bytes / GB:,.1f}",
-            f"{row.gpu.memory / GB:,.1f}",
+            f"{fit.memory.limit_bytes / GB:,.1f}",
             f"{fit.seconds:,.2f}", f"{fit.tokens_per_second_per_gpu:,.0f}",
         ])  # fmt: skip
     lines += columns(rows, right=(1, 3, 4, 5, 7, 8, 9, 10))
@@ -138,8 +160,14 @@ def _text(plan: FitPlan) -> list[str]:
     return [*lines, "", "not calibrated", *(f"  {note}" for note in plan.uncalibrated)]
 
 
+def _expert(task: Task) -> str:
+    """Its width, marked where the ranks that share the experts are in several machines."""
+    group = expert_group(task.geometry)
+    return f"{task.geometry.expert}{' *' if fabric_of(task.pool.gpu).inside(group) < group.ranks else ''}"
+
+
 def _shortages(plan: FitPlan) -> list[list[str]]:
-    rows = [["GPU", "GPUs", "recomputed", "rank", "needs GB", "of", "most of it for", "GB"]]
+    rows = [["GPU", "GPUs", "recomputed", "rank", "needs GB", "of", "largest term", "GB"]]
     for row in plan.rows:
         if short := row.shortage:
             sizes = [f"{size / GB:,.1f}" for size in (short.rank.total_bytes, short.limit_bytes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +13,15 @@ from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
-from undertow.planner.capacity.clusters import Fit, fit_of
-from undertow.planner.choice import TENSOR, Chosen, Options, candidates
+from undertow.planner.capacity.fit import Fit, fit_of, unguarded, within
+from undertow.planner.choice import EXPERT, Chosen, Options, candidates
 from undertow.planner.memory.model import GB
-from undertow.planner.notes import notes
+from undertow.planner.notes import gathered
 from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.subject import Subject, read_subject
 from undertow.planner.table import columns
 from undertow.planner.task import Task
+from undertow.planner.tuner.tuning import Bounds
 
 What = Literal["micro-batch", "sequence length"]
 
@@ -42,6 +43,7 @@ class LargestPlan:
     name: str
     pool: Pool
     rows: tuple[Largest, ...]
+    bounds: Bounds = field(default_factory=Bounds)
 
     @property
     def fits(self) -> bool:
@@ -57,9 +59,9 @@ class LargestPlan:
 
     @property
     def uncalibrated(self) -> tuple[str, ...]:
-        """In sentences, what no measurement covers, each once."""
-        found = (note for row in self.rows if row.fit for note in notes(row.fit.task, row.fit.memory))
-        return ("memory: no margin is kept for what is left out", *dict.fromkeys(found))
+        """In sentences, what no measurement covers, each once, with the rows it is about where not all are."""
+        found = gathered({(row.what, row.recompute): (row.fit.task, row.fit.memory) for row in self.rows if row.fit})
+        return (*unguarded(self.bounds), *dict.fromkeys(found))
 
     def json(self) -> dict[str, Any]:
         """The answer as plain values under stable names."""
@@ -75,7 +77,13 @@ class LargestPlan:
                     "tokens_per_second_per_gpu": fit.tokens_per_second_per_gpu,
                 }  # fmt: skip
             rows.append(document)
-        return {"fit": rows, "fits": self.fits, "uncalibrated": list(self.uncalibrated)}
+        return {
+            "fit": rows,
+            "margin": self.bounds.margin,
+            "fits": self.fits,
+            "refusal": self.refusal,
+            "uncalibrated": list(self.uncalibrated),
+        }
 
     def __str__(self) -> str:
         head = "largest,recomputed,value,tensor,pipeline,expert,peak GB,of,s/iteration,tokens/s/GPU"
@@ -89,7 +97,11 @@ class LargestPlan:
             widths = [str(g.tensor), str(g.pipeline), str(g.expert)]
             speed = [f"{fit.seconds:,.2f}", f"{fit.tokens_per_second_per_gpu:,.0f}"]
             rows.append([row.what, row.recompute, f"{row.value:,}", *widths, *sizes, *speed])
-        lines = [f"{self.name} on {self.pool}: what fits", *columns(rows, right=range(2, 10))]
+        lines = [
+            f"{self.name} on {self.pool}: what fits",
+            f"  {within(self.bounds)}; expert parallelism up to {EXPERT} was tried",
+            *columns(rows, right=range(2, 10)),
+        ]
         return "\n".join([*lines, "", "not calibrated", *(f"  {note}" for note in self.uncalibrated)])
 
 
@@ -98,6 +110,7 @@ def plan_largest(
     gpus: str,
     options: Options | None = None,
     *,
+    bounds: Bounds | None = None,
     own_gpus: Sequence[Gpu] = (),
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -106,43 +119,45 @@ def plan_largest(
     `NxGPU` holds, both with nothing and with every layer computed again, or with what `options` say.
 
     The batch stays, so a micro-batch divides its share of a rank. Sequences are whole groups of the compressed layers.
-    An open tensor width is the smallest with which anything fits. Raises `ConfigError` for what cannot be.
+    Open widths of tensor and pipeline are all tried; of equals the narrowest is told. `bounds` say how much of a GPU's
+    memory may be taken: 95 % unasked. Raises `ConfigError` for what cannot be.
     """
     pools = parse_cluster(gpus, own_gpus)
     if len(pools) != 1:
         raise ConfigError(f"gpus '{gpus}': {len(pools)} pools; allowed: one, or GPU names without numbers")
-    pool, options = pools[0], options or Options()
+    pool, options, bounds = pools[0], options or Options(), bounds or Bounds()
+    limit = bounds.limit_bytes(pool)
     subject = read_subject(config_or_recipe, pool.count, overrides, environment or {})
     asked = [options.recompute] if options.recompute is not None else ["none", "all"]
     if options.recompute is None and options.schedule and splits_backward(options.schedule):  # type: ignore[arg-type]
         asked = ["none"]
     rows = [
-        _largest(subject, pool, replace(options, recompute=again), what)
+        _largest(subject, pool, replace(options, recompute=again), what, limit)
         for what in ("micro-batch", "sequence length")
         for again in asked
     ]
-    return LargestPlan(subject.name, pool, tuple(rows))
+    return LargestPlan(subject.name, pool, tuple(rows), bounds)
 
 
-def _largest(subject: Subject, pool: Pool, options: Options, what: What) -> Largest:
-    """Over all pipelines; of equals the narrowest."""
+def _largest(subject: Subject, pool: Pool, options: Options, what: What, limit: int) -> Largest:
+    """Over all widths of tensor and pipeline; of equals the narrowest."""
     refused: list[ConfigError] = []
-    for tensor in TENSOR if options.tensor is None else (options.tensor,):
-        best: tuple[int, Chosen] | None = None
-        shortest = {"micro_batch": 1} if what == "micro-batch" else {}
-        for task, *_ in candidates(subject, pool, replace(options, tensor=tensor, **shortest), refused):
-            widths = replace(options, tensor=tensor, pipeline=task.geometry.pipeline, expert=task.geometry.expert)
+    best: tuple[int, Chosen] | None = None
+    shortest = {"micro_batch": 1} if what == "micro-batch" else {}
+    for task, *_ in candidates(subject, pool, replace(options, **shortest), refused):
+        g = task.geometry
+        widths = replace(options, tensor=g.tensor, pipeline=g.pipeline, expert=g.expert)
 
-            def run(value: int, widths: Options = widths) -> Chosen | None:
-                changed = {"micro_batch" if what == "micro-batch" else "sequence_length": value}
-                return next(candidates(subject, pool, replace(widths, **changed), refused), None)
+        def run(value: int, widths: Options = widths) -> Chosen | None:
+            changed = {"micro_batch" if what == "micro-batch" else "sequence_length": value}
+            found = next(candidates(subject, pool, replace(widths, **changed), refused), None)
+            return (replace(found[0], limit=limit), found[1], found[2]) if found else None
 
-            found = _last_fit(_values(task, what), run)
-            if found and (best is None or found[0] > best[0]):
-                best = found
-        if best:
-            return Largest(what, str(options.recompute), best[0], fit_of(*best[1]))
-    return Largest(what, str(options.recompute), None, None)
+        values = [value for value in _values(task, what) if best is None or value > best[0]]
+        best = _last_fit(values, run) or best
+    if best is None:
+        return Largest(what, str(options.recompute), None, None)
+    return Largest(what, str(options.recompute), best[0], fit_of(*best[1]))
 
 
 def _values(task: Task, what: What) -> list[int]:

@@ -90,6 +90,12 @@ class Memory:
         return self.peak.total_bytes <= self.limit_bytes
 
 
+def leaner(largest: Term) -> str:
+    """What is said of state to a run that does not fit, by its largest term."""
+    moved = largest.name == "optimizer state"
+    return "a leaner state, or keep it on the host with --offload-optimizer" if moved else "a leaner state"
+
+
 class Held(NamedTuple):
     """A stage on its rank, and how many microbatches it holds at the worst moment of the schedule.
 
@@ -152,6 +158,15 @@ class MemoryModel:
         """A rank's part of the output head."""
         config = self.m.config
         return rank_parameters([*collapse_weights(config), table_weight(config, "head")], self.m.geometry)
+
+    @cached_property
+    def least_state_bytes(self) -> int:
+        """State of a rank if all pipeline ranks had equal shares: the fullest has no less, however layers are cut."""
+        parameters = sum_parameters([*self.layers, self.embedding, self.head])
+        geometry = self.m.geometry
+        state = state_bytes(parameters, NOTHING, geometry, self.profile, sharing=self.sharing, deferred=self.deferred)
+        held = state.weights + state.gradients + (0 if self.profile.host else state.optimizer)
+        return held // geometry.pipeline
 
     def rank(self, number: int, held: Sequence[Held], recompute: Recompute = NONE) -> RankMemory:
         """Memory of a rank of pipeline stage `number` that holds the given stages (several with virtual stages), its

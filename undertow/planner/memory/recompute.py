@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
+from undertow.config.scalars import told
 from undertow.config.training import RecomputeModule
 from undertow.planner.pipeline.layout import Layout
 
@@ -128,22 +129,23 @@ def read_recompute(text: str, layout: Layout) -> Recompute:
     is named whole and by module is computed again whole. Raises `ConfigError` for another form, an unknown module, and
     layers that the layout does not have.
     """
+    said = f"recompute {told(text)}"
     whole: set[int] = set()
     named: set[tuple[int, Module]] = set()
     for term in re.sub(r"\s*([,:;])\s*", r"\1", text.strip()).replace(";", " ").split() or [""]:
         name, colon, where = term.partition(":")
         if not colon or name == "first":
-            whole |= _layers(term, layout, text)
+            whole |= _layers(term, layout, said)
             continue
         try:
             module = module_of(name)
         except ConfigError as error:
-            raise ConfigError(f"recompute '{text}': {error}; layers are {_FORMS}") from None
-        named |= {(layer, module) for layer in _layers(where, layout, text)}
+            raise ConfigError(f"{said}: {error}; layers are {_FORMS}") from None
+        named |= {(layer, module) for layer in _layers(where, layout, said)}
     try:
         return Recompute(frozenset(whole), frozenset(each for each in named if each[0] not in whole))
     except ConfigError as error:
-        raise ConfigError(f"recompute '{text}': {error}") from None
+        raise ConfigError(f"{said}: {error}") from None
 
 
 def recompute_of(asked: str | Sequence[int] | Recompute, layout: Layout) -> Recompute:
@@ -153,30 +155,30 @@ def recompute_of(asked: str | Sequence[int] | Recompute, layout: Layout) -> Reco
     return read_recompute(asked if isinstance(asked, str) else ",".join(map(str, asked)) or "none", layout)
 
 
-def _layers(text: str, layout: Layout, told: str) -> frozenset[int]:
+def _layers(text: str, layout: Layout, said: str) -> frozenset[int]:
     layers = range(sum(layout.counts("t")))
     if text in ("none", "all"):
         return frozenset(layers if text == "all" else ())
     if text.startswith("first:"):
-        count = _number(text.removeprefix("first:"), told)
+        count = _number(text.removeprefix("first:"), said)
         return frozenset(n for stage in range(len(layout.stages)) for n in layout.layers(stage)[:count])
-    found = frozenset(_numbers(text, told))
+    found = frozenset(_numbers(text, said))
     if wrong := sorted(found - set(layers)):
-        raise ConfigError(f"recompute '{told}': layer {wrong[0]} is none of this model's, 0 to {layers[-1]}")
+        raise ConfigError(f"{said}: layer {wrong[0]} is none of this model's, 0 to {layers[-1]}")
     return found
 
 
-def _numbers(text: str, told: str) -> Iterator[int]:
+def _numbers(text: str, said: str) -> Iterator[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        low = _number(first, told)
-        high = _number(last, told) if dash else low
+        low = _number(first, said)
+        high = _number(last, said) if dash else low
         if high < low:
-            raise ConfigError(f"recompute '{told}': the range {part} runs backwards")
+            raise ConfigError(f"{said}: the range {part} runs backwards")
         yield from range(low, high + 1)
 
 
-def _number(text: str, told: str) -> int:
+def _number(text: str, said: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6):
-        raise ConfigError(f"recompute '{told}': '{text}' is no layer number; write {_FORMS}")
+        raise ConfigError(f"{said}: {told(text)} is no layer number; write {_FORMS}")
     return int(text)

@@ -35,6 +35,10 @@ class Operation(NamedTuple):
     chunk: int = 0
 
 
+LONGEST = 300_000
+"""Operations of a step that are simulated at most."""
+_PASSES = {"1f1b": 2, "interleaved": 2, "zb-h1": 3, "zbv": 9}  # of ZBV three times: its order is found by trial
+
 Orders = tuple[tuple[Operation, ...], ...]
 """What each rank does, in that order."""
 
@@ -89,6 +93,13 @@ def check_schedule(name: ScheduleName, ranks: int, microbatches: int, chunks: in
     if name == "interleaved" and microbatches % ranks:
         raise ConfigError(
             f"schedule interleaved: {microbatches} microbatches; their number is a multiple of the {ranks} ranks"
+        )
+    operations = microbatches * ranks * chunks * _PASSES[name]
+    if operations > LONGEST:
+        most = LONGEST // (ranks * chunks * _PASSES[name])
+        raise ConfigError(
+            f"schedule {name}: {microbatches} microbatches of a step on each of {ranks} pipeline ranks are too many to "
+            f"simulate; allowed: {most}, take a smaller batch, a larger micro-batch or fewer pipeline ranks"
         )
 
 

@@ -15,7 +15,7 @@ from undertow.planner.geometry import Geometry, build_geometry, check_model
 from undertow.planner.memory.model import GB
 from undertow.planner.serving.cache import CacheFormat
 from undertow.planner.serving.decode import cache_read_bytes, decode_work
-from undertow.planner.serving.room import ServingPlan, WeightFormat, plan_serving
+from undertow.planner.serving.room import ServingPlan, WeightFormat, active_bytes, plan_serving
 
 BUCKETS, LEAST_BUCKET = 2, 256 << 20
 """Buffers that receive new weights (one is filled while the other is read), and the fewest bytes of each."""
@@ -32,7 +32,8 @@ class AtLength:
     """Sequences of `length` tokens: bytes of cache of one, how many all replicas hold, operations for the next token,
     and seconds that a step takes at least, with one sequence a replica and with all that fit (None where none does).
 
-    The seconds are those of reading from memory the weights of one token's experts and the cache: a lower bound.
+    The seconds are the longer of two: reading from memory the weights of all experts that so many tokens need (see
+    `active_bytes`) and the cache, and the operations at the peak rate of the stored weights. A lower bound.
     """
 
     length: int
@@ -74,17 +75,25 @@ class Replicas:
     def at(self, length: int) -> AtLength:
         """What sequences of so many tokens take."""
         here = replace(self, serving=replace(self.serving, length=length))
-        serving, config = here.serving, self.serving.cache.config
-        read, bandwidth = cache_read_bytes(serving.cache, length), self.pool.gpu.bandwidth
-        full = (serving.active + serving.sequences * read) / bandwidth if serving.sequences else None
+        serving = here.serving
         return AtLength(
             length,
             serving.sequence_bytes,
             here.sequences,
-            decode_work(config, length).total,
-            (serving.active + read) / bandwidth,
-            full,
+            decode_work(serving.cache.config, length).total,
+            here._least_seconds(1, 1),
+            here._least_seconds(serving.sequences, self.geometry.data) if serving.sequences else None,
         )
+
+    def _least_seconds(self, sequences: int, ranks: int) -> float:
+        """Of a step of a replica in which so many data-parallel ranks have so many sequences each."""
+        serving, gpu, config = self.serving, self.pool.gpu, self.serving.cache.config
+        tokens = sequences * ranks
+        weights = active_bytes(config, serving.form, self.geometry, tokens)
+        read = weights + sequences * cache_read_bytes(serving.cache, serving.length)
+        peak = {"bf16": gpu.bf16, "fp8": gpu.fp8, "fp4": gpu.fp4 or gpu.fp8}[serving.form]
+        work = tokens * decode_work(config, serving.length).total / (self.geometry.gpus * peak)
+        return max(read / gpu.bandwidth, work)
 
     @property
     def lengths(self) -> tuple[AtLength, ...]:

@@ -61,10 +61,14 @@ def weights_bytes(
     return held + 8 * hash_table_entries(config) + 4 * biases
 
 
-def active_bytes(config: ModelConfig, form: WeightFormat, geometry: Geometry | None = None) -> float:
-    """Bytes of weights that a rank reads for one token, on average over ranks: everything but the embedding, and of the
-    routed experts those that a token takes. MTP blocks do not count."""
-    ranks, share = geometry or Geometry(), config.num_experts_per_tok / config.n_routed_experts
+def active_bytes(config: ModelConfig, form: WeightFormat, geometry: Geometry | None = None, tokens: int = 1) -> float:
+    """Bytes of weights that a rank reads for a step of so many tokens, on average over ranks: everything but the
+    embedding, and of the routed experts those that a token takes. MTP blocks do not count.
+
+    Of E experts, n tokens that take k each by chance need E (1 - (1 - k/E)^n).
+    """
+    ranks, experts = geometry or Geometry(), config.n_routed_experts
+    share = 1 - (1 - config.num_experts_per_tok / experts) ** tokens
     return sum(
         stored_bytes(local(weight, ranks), form) * (share if weight.split == "experts" else 1)
         for weight in all_weights(config)
@@ -76,13 +80,12 @@ def active_bytes(config: ModelConfig, form: WeightFormat, geometry: Geometry | N
 class ServingPlan:
     """Memory of one GPU of a replica. `sequences` of `length` tokens fit at once, or `tokens` of one sequence.
 
-    `form` is that of the stored weights, of which one token reads `active` bytes.
+    `form` is that of the stored weights.
     """
 
     length: int
     form: WeightFormat
     weights: int
-    active: float
     update_buckets: int
     workspace: int
     cache: CacheBytes
@@ -157,7 +160,6 @@ def plan_serving(
         length,
         weights,
         weights_bytes(config, weights, geometry, mtp=mtp),
-        active_bytes(config, weights, geometry),
         update_buckets * bucket_bytes,
         workspace,
         CacheBytes(config, cache, online, mtp),

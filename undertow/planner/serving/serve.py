@@ -55,6 +55,7 @@ class ServePlan:
             },
             "serving": replicas_document(self.replicas),
             "fits": self.fits,
+            "refusal": self.refusal,
             "uncalibrated": list(self.uncalibrated),
         }
 

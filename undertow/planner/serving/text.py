@@ -28,7 +28,9 @@ def replicas_text(replicas: Replicas) -> list[str]:
         f"  cache in {cache.form}: {cache.per_token:,.0f} bytes a token and {short(cache.fixed / _MIB)} MiB a "
         f"sequence; longest context that fits {serving.tokens:,}",
     ]
-    rows = [["tokens", "MiB a sequence", "sequences", "GFLOP a token", "ms a step at least", "with all sequences"]]
+    rows = [
+        ["tokens", "MiB a sequence", "sequences in all", "GFLOP a token", "ms a step at least", "with all sequences"]
+    ]
     for at in replicas.lengths:
         full = "-" if at.least_seconds_full is None else short(1e3 * at.least_seconds_full)
         sizes = (short(at.sequence_bytes / _MIB), f"{at.sequences:,}", short(at.flops_per_token / 1e9))
@@ -68,7 +70,10 @@ def replicas_document(replicas: Replicas) -> dict[str, Any]:
 def unmeasured(replicas: Replicas) -> Iterator[str]:
     """In sentences, what of the replicas no measurement covers."""
     yield "activations, runtime and libraries are left out"
-    yield "seconds of a step are those of reading weights and cache from memory, a lower bound"
+    yield (
+        "seconds of a step are the longer of reading weights and cache from memory and the operations at the peak, a "
+        "lower bound; experts are counted as if tokens chose them by chance"
+    )
     gpu, form = replicas.pool.gpu, replicas.serving.form
     if form == "fp4" and not gpu.fp4:
         yield f"{gpu.name} has no FP4 units; what it takes to widen the weights is left out"

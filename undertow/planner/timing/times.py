@@ -21,9 +21,8 @@ def run_times(memory: MemoryModel, gpu: Gpu, calibration: Calibration, *, frozen
     learning or frozen; a stage passes all streams on, in proportion to what the calibration measured.
     """
     m, measured = memory.m, calibration.measured
-    geometry, batch = m.geometry, m.batch
-    shape = MicrobatchShape(m.config, batch.sequence_length, batch.micro_batch, geometry.sequence_ranks, frozen_indexer)
-    computed = model_times(shape, calibration.rates_of(gpu))
+    geometry = m.geometry
+    computed = computed_times(memory, gpu, calibration, frozen_indexer=frozen_indexer)
     sending = Communication(memory, fabric_of(gpu), measured, frozen_indexer)
     blocks = tuple(sending.block(layer, time) for layer, time in enumerate(computed.blocks))
     transfer = measured.transfer_seconds * m.streams / measured.microbatch().streams if geometry.pipeline > 1 else 0.0
@@ -36,6 +35,16 @@ def run_times(memory: MemoryModel, gpu: Gpu, calibration: Calibration, *, frozen
         transfer=transfer,
         modules=modules,
     )
+
+
+def computed_times(
+    memory: MemoryModel, gpu: Gpu, calibration: Calibration, *, frozen_indexer: bool = False
+) -> ModelTimes:
+    """As `run_times`, if ranks sent nothing but what the rates contain."""
+    m = memory.m
+    ranks = m.geometry.sequence_ranks
+    shape = MicrobatchShape(m.config, m.batch.sequence_length, m.batch.micro_batch, ranks, frozen_indexer)
+    return model_times(shape, calibration.rates_of(gpu))
 
 
 def _sent_again(modules: Mapping[Module, float], seconds: float) -> Mapping[Module, float]:

@@ -53,6 +53,11 @@ class Candidate:
         return self.memory.peak.total_bytes
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """The same for equal ways to run."""
+        return self.geometry, self.batch, self.case.memory.m.implementation, self.schedule, self.layout
+
+    @property
     def order(self) -> tuple[float, int, int, str]:
         """Faster first, then of lower peak, then with less computed again."""
         return round(self.seconds, 10), self.peak_bytes, len(self.recompute), str(self.layout)

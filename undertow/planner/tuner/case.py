@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from undertow.planner.memory.inflight import held_by_schedule
 from undertow.planner.memory.model import Held, Memory, MemoryModel
@@ -21,7 +21,7 @@ from undertow.planner.pipeline.layout import Layout, check_layout
 from undertow.planner.pipeline.schedules import EQUAL, Schedule, ScheduleName
 from undertow.planner.pipeline.timeline import StageTime, Time
 from undertow.planner.timing.costs import ModelTimes, add
-from undertow.planner.tuner.order import Order, order_of
+from undertow.planner.tuner.order import Order, order_of, simulated
 
 Cuts = tuple[int, ...]
 """Where stages end, in parts: stage k is parts `cuts[k-1]` to `cuts[k]`, the last cut is the number of parts."""
@@ -82,9 +82,18 @@ class Case:
 
     @cached_property
     def order(self) -> Order:
-        """The order of operations, the same for every layout."""
+        """The order of operations, the same for every layout; of fewer microbatches where there are many."""
+        return self._order(simulated(self.ranks, self.microbatches)[0])
+
+    @cached_property
+    def shorter(self) -> Order | None:
+        """An order of fewer microbatches still: from the two follow the seconds of all; None where there are few."""
+        shorter = simulated(self.ranks, self.microbatches)[1:]
+        return self._order(*shorter) if shorter else None
+
+    def _order(self, microbatches: int) -> Order:
         pace = self.times.pace if self.schedule == "zbv" else EQUAL
-        return order_of(self.schedule, self.ranks, self.microbatches, self.chunks, pace)
+        return order_of(self.schedule, self.ranks, microbatches, self.chunks, pace)
 
     @property
     def plan(self) -> Schedule:
@@ -104,6 +113,19 @@ class Case:
     def layout(self, cuts: Cuts) -> Layout:
         """Cuts as a layout."""
         return Layout(tuple("".join(self.parts[a:b]) for a, b in spans(cuts)))
+
+    def cuts(self, layout: Layout) -> Cuts | None:
+        """A layout as cuts; None if it parts the MTP blocks from one another."""
+        cuts: list[int] = []
+        at = 0
+        for stage in layout.stages:
+            first, size = at, 0
+            while size < len(stage) and at < len(self.parts):
+                size, at = size + len(self.parts[at]), at + 1
+            if size != len(stage) or at == first:
+                return None
+            cuts.append(at)
+        return tuple(cuts)
 
     def stage(self, span: Span) -> Stage:
         """What memory counts of a span."""
@@ -132,21 +154,45 @@ class Case:
         return cuts[self.stages - self.ranks - 1] < len(self.parts) - 1
 
     def seconds(self, times: Sequence[StageTime]) -> float:
-        """Seconds of an iteration over stages of such times, as `simulate` finds them."""
-        split, transfer = self.plan.split, float(self.transfer)
-        lasting = [x for t in times for x in (t.forward, t.backward - t.weight if split else t.backward, t.weight)]
-        program, free = self.order.program, [0.0] * self.ranks
-        arrived = [0.0] * (len(program) + 1)
-        for number, (rank, duration, source) in enumerate(program):
-            start = free[rank]
-            if arrived[source] > start:
-                start = arrived[source]
-            free[rank] = end = start + lasting[duration]
-            arrived[number] = end + transfer
+        """Seconds of an iteration over stages of such times, as `simulate` finds them.
+
+        Of many microbatches, those after the first add what the last simulated ones added, and never less than the
+        work of a rank.
+        """
+        lasting, transfer = self._lasting(times), float(self.transfer)
+        ends = self.order.ends(lasting, transfer)
+        if self.shorter:
+            ends = self._extended(ends, self.shorter.ends(lasting, transfer), times)
+        return self._stepped(ends, times)
+
+    def exact_seconds(self, times: Sequence[StageTime]) -> float:
+        """As `seconds`, every microbatch simulated."""
+        order = self._order(self.microbatches) if self.shorter else self.order
+        return self._stepped(order.ends(self._lasting(times), float(self.transfer)), times)
+
+    def _lasting(self, times: Sequence[StageTime]) -> list[Any]:
+        split = self.plan.split
+        return [x for t in times for x in (t.forward, t.backward - t.weight if split else t.backward, t.weight)]
+
+    def _stepped(self, ends: Sequence[float], times: Sequence[StageTime]) -> float:
         steps = [0.0] * self.ranks
         for stage, time in enumerate(times):
             steps[self.rank_of[stage]] += float(time.step)
-        return max(end + step for end, step in zip(free, steps, strict=True))
+        return max(end + step for end, step in zip(ends, steps, strict=True))
+
+    def _extended(self, ends: list[float], before: list[float], times: Sequence[StageTime]) -> list[float]:
+        """When ranks end after all microbatches, from when they end after those of the two orders."""
+        assert self.shorter is not None
+        known, fewer = self.plan.microbatches, self.shorter.schedule.microbatches
+        more = (self.microbatches - known) / (known - fewer)
+        work, ahead, first = [0.0] * self.ranks, 0.0, [0.0] * self.ranks
+        for stage, time in enumerate(times):
+            if stage < self.ranks:
+                first[self.rank_of[stage]] = ahead
+            work[self.rank_of[stage]] += float(time.forward + time.backward)
+            ahead += float(time.forward)
+        least = [start + self.microbatches * each for start, each in zip(first, work, strict=True)]
+        return [max(end + more * (end - one), low) for end, one, low in zip(ends, before, least, strict=True)]
 
     def weigh(self, layout: Layout, recompute: Recompute, gpu_memory: int) -> Memory:
         """Memory of every rank, as the planner tells it. Raises `ConfigError` for a layout that cannot be."""

@@ -78,4 +78,5 @@ def _hold(model, case: Case, rank: int, of: list[int], here, again) -> None:
             for n, late, s in zip(counts, counts[case.chunks :] or [0] * case.chunks, of, strict=False)
             for i in range(len(case.parts))
         )
-        model.add(held <= (case.limits[rank] - fixed) // _MEGA)
+        most = sum(states) + sum(counts) * sum(kept) + sum(counts) * sum(due)  # more than that holds nothing back
+        model.add(held <= min(case.limits[rank] - fixed, most) // _MEGA)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from undertow.planner.memory.recompute import Module
-from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.pipeline.timeline import StageTime
-from undertow.planner.timing.costs import ModelTimes
+from undertow.planner.timing.costs import ModelTimes, stage_times
 from undertow.planner.timing.rates import Rates
 from undertow.planner.tuner.candidate import Candidate
 
@@ -35,17 +34,7 @@ def gains_of(candidate: Candidate, rates: Rates) -> tuple[Gain, ...]:
 
 
 def _seconds(candidate: Candidate, times: ModelTimes) -> float:
-    case = candidate.case
-    run = pipeline_timeline(
-        candidate.layout,
-        times,
-        ranks=case.ranks,
-        microbatches=case.microbatches,
-        schedule=case.schedule,
-        recompute=candidate.recompute,
-        transfer=case.transfer,
-    )
-    return float(run.seconds)
+    return candidate.case.exact_seconds(stage_times(times, candidate.layout, candidate.recompute))
 
 
 def _faster_module(times: ModelTimes, module: Module, rates: Rates) -> ModelTimes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from undertow.planner.pipeline.schedules import Pace, Schedule, ScheduleName, build_schedule, needs
+
+_PACK, _MANY, _FEWER = 8, 6, 4  # microbatches at least of a pack, and the packs that are simulated
 
 Counts = tuple[int, ...]
 """Microbatches of each chunk of a rank at one moment."""
@@ -81,6 +84,27 @@ class Order:
                     done[rank] += 1
                     moved = True
         return tuple(steps)
+
+    def ends(self, lasting: Sequence[float], transfer: float) -> list[float]:
+        """When each rank ends, of operations that last so long (three a stage)."""
+        program, free = self.program, [0.0] * self.schedule.ranks
+        arrived = [0.0] * (len(program) + 1)
+        for number, (rank, duration, source) in enumerate(program):
+            start = free[rank]
+            if arrived[source] > start:
+                start = arrived[source]
+            free[rank] = end = start + lasting[duration]
+            arrived[number] = end + transfer
+        return free
+
+
+def simulated(ranks: int, microbatches: int) -> tuple[int, ...]:
+    """Numbers of microbatches that a search simulates: all, or two smaller multiples of the ranks where that is many.
+
+    By then a pipeline is in its steady state: each further pack of microbatches takes as long as the one before.
+    """
+    pack = ranks * -(-_PACK // ranks)
+    return (microbatches,) if microbatches <= _MANY * pack else (_MANY * pack, _FEWER * pack)
 
 
 def _highest(counts: set[Counts]) -> tuple[Counts, ...]:

@@ -16,25 +16,26 @@ _NOTICED = 5e-5
 def tuned_text(tuned: Tuned) -> list[str]:
     """The ways compared, what holds the best one back, what more memory or faster kernels would buy, and YAML."""
     rows = [["", "seconds", "GB", "tp/pp/ep/cp", "micro-batch", "schedule", "layout", "recomputed"]]
-    rows += [_row("as planned before", tuned.start), _row("best", tuned.best)]
-    rows += [_row(f"runner-up {n}", way) for n, way in enumerate(tuned.runners_up, 1)]
+    rows += [_row("as planned before", tuned.start, tuned.limit_bytes), _row("best", tuned.best, tuned.limit_bytes)]
+    rows += [_row(f"runner-up {n}", way, tuned.limit_bytes) for n, way in enumerate(tuned.runners_up, 1)]
     proof = "; of this geometry and schedule, no layout is faster" if tuned.proven else ""
     return [
         f"tuned within {tuned.limit_bytes / GB:,.1f} GB a GPU, a margin of {tuned.margin:.3g}",
         *columns(rows, right=(1, 2, 4)),
         f"  {tuned.compared:,} of {tuned.cases:,} combinations of widths and schedules were searched{proof}",
+        *([f"  {tuned.kept}"] if tuned.kept else []),
         f"  held back by {tuned.binding}",
         *_prices(tuned),
         *(f"  {line}" for line in ("", "for a recipe (--fragment FILE writes it):", *tuned.fragment.splitlines())),
     ]
 
 
-def _row(name: str, way: Way) -> list[str]:
+def _row(name: str, way: Way, limit: int) -> list[str]:
     g = way.geometry
     return [
         name,
         f"{way.seconds_per_iteration:.4g}",
-        f"{way.peak_bytes / GB:,.1f}",
+        f"{way.peak_bytes / GB:,.1f}{', too much' * (way.peak_bytes > limit)}",
         f"{g.tensor}/{g.pipeline}/{g.expert}/{g.context}",
         str(way.batch.micro_batch),
         way.schedule,
@@ -51,6 +52,7 @@ def _prices(tuned: Tuned) -> list[str]:
         f"{1e3 * price.seconds_per_gb:.2f} ms a GB"
         for price in dear
     ]
+    lines += [f"  {p.gb} GB more on every GPU: {p.seconds:.4f} s less an iteration" for p in tuned.room if p.seconds]
     if gains:
         told = ", ".join(f"{gain.work} {gain.seconds:.3f} s" for gain in gains)
         lines.append(f"  10 % faster work, in this layout, saves an iteration: {told}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -87,17 +88,26 @@ class Trials:
 
     def trial(self, cuts: Cuts) -> Trial | None:
         """A layout simulated; None if it does not fit."""
-        times = [self.time(span) for span in spans(cuts)]
         choices = []
         for rank, of in enumerate(self.case.rank_spans(cuts)):
             choice = self.choice(rank, of)
             if choice is None:
                 return None
             choices.append(choice)
+        return Trial(self.case.seconds(self._stages(cuts, choices)), cuts, tuple(choices))
+
+    def exact(self, trial: Trial) -> Trial:
+        """A trial with every microbatch simulated."""
+        return trial._replace(seconds=self.case.exact_seconds(self._stages(trial.cuts, trial.choices)))
+
+    def _stages(self, cuts: Cuts, choices: Sequence[Choice]) -> list[StageTime]:
+        """Seconds of the stages, with what is computed again."""
+        times = [self.time(span) for span in spans(cuts)]
+        for rank, choice in enumerate(choices):
             for chunk, extra in enumerate(choice.extra):
                 stage = self.case.plan.stage(rank, chunk)
                 times[stage] = times[stage]._replace(backward=times[stage].backward + extra)
-        return Trial(self.case.seconds(times), cuts, tuple(choices))
+        return times
 
     def excess(self, cuts: Cuts) -> int:
         """Bytes over the limits, all ranks together, with everything computed again that may be."""

@@ -11,9 +11,9 @@ from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.recompute import Recompute
 from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import ScheduleName
-from undertow.planner.tuner.fragment import fragment_of
+from undertow.planner.tuner.fragment import FILE, Origin, fragment_of
 from undertow.planner.tuner.gains import Gain
-from undertow.planner.tuner.price import StagePrice
+from undertow.planner.tuner.price import RoomPrice, StagePrice
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,6 @@ class Way:
     def layout(self) -> str:
         """In its canonical spelling."""
         return str(self.stages)
-
-    @property
-    def fragment(self) -> str:
-        """The sections of a recipe that say so, as YAML."""
-        return fragment_of(self.stages, self.schedule, self.geometry, self.batch, self.recompute)
 
     def json(self) -> dict[str, Any]:
         """As plain values."""
@@ -75,7 +70,9 @@ class Tuned:
 
     `start` is the plan without tuning; `runners_up` the next fastest; `binding` says what holds the best back, `prices`
     what more memory on each rank would buy, `gains` what faster kernels would. `compared` of `cases` geometries and
-    schedules were searched. `proven`: no other layout of this geometry and schedule is faster within the limit.
+    schedules were searched. `room` is what more on every GPU would buy, `kept` a sentence on widths that were not
+    widened. `origin` says what was tuned. `proven`: no other layout of this geometry and schedule is faster within the
+    limit.
     """
 
     best: Way
@@ -90,6 +87,9 @@ class Tuned:
     compared: int
     cases: int
     proven: bool
+    origin: Origin
+    room: tuple[RoomPrice, ...]
+    kept: str
     trace: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
 
     @property
@@ -115,7 +115,12 @@ class Tuned:
     @property
     def fragment(self) -> str:
         """The best as sections of a recipe, in YAML."""
-        return self.best.fragment
+        return self.fragment_in(FILE)
+
+    def fragment_in(self, file: str) -> str:
+        """The fragment for a file of this name, which the comment in it tells."""
+        way = self.best
+        return fragment_of(way.stages, way.schedule, way.geometry, way.batch, way.recompute, self.origin, file)
 
     @cached_property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -134,6 +139,8 @@ class Tuned:
                 {"rank": p.rank, "gb": p.gb, "seconds": p.seconds, "seconds_per_gb": p.seconds_per_gb}
                 for p in self.prices
             ],
+            "room": [{"gb": price.gb, "seconds": price.seconds} for price in self.room],
+            "kept": self.kept,
             "gains": [{"work": gain.work, "seconds": gain.seconds} for gain in self.gains],
             "unlimited_seconds": self.unlimited_seconds,
             "limit_bytes": self.limit_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import get_args
 
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError, DoesNotFit
+from undertow.config.presets import PRESETS
 from undertow.planner.choice import Chosen, Options, choose, stated, usual_chunks, usual_implementation
 from undertow.planner.memory.model import GB
 from undertow.planner.memory.recompute import Recompute
@@ -16,6 +18,7 @@ from undertow.planner.pipeline.layout import Layout
 from undertow.planner.subject import MICRO_BATCH, Subject
 from undertow.planner.task import Task
 from undertow.planner.tuner.candidate import Candidate
+from undertow.planner.tuner.fragment import Origin, said_again
 from undertow.planner.tuner.frontier import frontier_of
 from undertow.planner.tuner.gains import gains_of
 from undertow.planner.tuner.grid import Grid, open_grid
@@ -27,6 +30,7 @@ MARGIN = 0.05
 
 _WIDER = (1, 2, 4, 8)
 _MOST_CHUNKS = 4
+_HELD_BACK = 1.1  # times the seconds without a limit, above which wider tensor and context parallelism are tried
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,19 @@ class Bounds:
     memory_limit: float | None = None
     granularity: Granularity = "layer"
 
+    def within(self, pool: Pool) -> Pool:
+        """The pool, its GPUs with no more memory than may be taken."""
+        return pool._replace(gpu=replace(pool.gpu, memory=self.limit_bytes(pool)))
+
     def limit_bytes(self, pool: Pool) -> int:
         """Bytes that a GPU may take. Raises `ConfigError` for a margin, limit or granularity that cannot be."""
         if not 0 <= self.margin < 1:
             raise ConfigError(f"margin is {self.margin}; allowed: at least 0, below 1")
-        if self.memory_limit is not None and not 0 < self.memory_limit < 1e9:
-            raise ConfigError(f"memory limit is {self.memory_limit} GB; allowed: above 0, in units of 10^9 bytes")
+        if self.memory_limit is not None and not 0 < self.memory_limit * GB <= pool.gpu.memory:
+            raise ConfigError(
+                f"memory limit is {self.memory_limit} GB; allowed: above 0, at most the {pool.gpu.memory / GB:g} GB of "
+                f"{pool.gpu.name}"
+            )
         if self.granularity not in get_args(Granularity):
             raise ConfigError(f"granularity is '{self.granularity}'; allowed: {', '.join(get_args(Granularity))}")
         memory = pool.gpu.memory if self.memory_limit is None else self.memory_limit * GB
@@ -65,16 +76,24 @@ def choose_tuned(
             raise ConfigError(f"{name} with tuning: the tuner chooses the {name}; give one of the two")
     limit = bounds.limit_bytes(pool)
     start, layout, recompute = choose(subject, pool, options)
-    found = _search(subject, stated(subject.run, options), start, limit, bounds, progress)
+    found = _search(subject, stated(subject.run, options), (start, layout), limit, bounds, progress)
     best = found.best
     chosen = _task(start, best), best.layout, best.recompute
-    return chosen, _tuned(start, _start(start, layout, recompute), found, bounds, limit)
+    before, kept = _start(start, layout, recompute), _kept(stated(subject.run, options), found)
+    return chosen, _tuned(start, before, found, bounds, limit, _origin(subject, pool, options, best), kept)
 
 
 def _search(
-    subject: Subject, fixed: Options, start: Task, limit: int, bounds: Bounds, progress: Progress | None
+    subject: Subject,
+    fixed: Options,
+    begun: tuple[Task, Layout],
+    limit: int,
+    bounds: Bounds,
+    progress: Progress | None,
 ) -> Found:
-    """Without tensor and context parallelism, or with what the start has and more; with all where nothing fits."""
+    """Without tensor and context parallelism, or with what the start has and more; with all where nothing fits, and
+    where memory holds the best back by much."""
+    start = begun[0]
     grid, own = _grid(subject, fixed, start), start.geometry
     plain = _implemented(subject, fixed, start, 1)
     if fixed.tensor is not None:
@@ -82,18 +101,32 @@ def _search(
     else:
         wider = tuple(width for width in _WIDER if width >= own.tensor)
         first = [(plain, grid)] + [(start, replace(grid, tensor=wider))] * (own.tensor > 1)
+        if own.tensor == 1 and start.microbatch.implementation != plain.microbatch.implementation:
+            first.append((start, grid))
+    ask = partial(tune, limit=limit, granularity=bounds.granularity, progress=progress)
     try:
-        return tune(first, limit, granularity=bounds.granularity, progress=progress)
+        found = ask(first, start=begun)
     except DoesNotFit as refusal:
-        wide = replace(grid, context=_WIDER) if fixed.context is None else grid
-        if _open_rows(subject, fixed):
-            wide = replace(wide, micro_batch=open_grid(1, 1).micro_batch)
-        second = [(start if fixed.tensor is not None else plain, wide)]
-        if fixed.tensor is None:
-            second.append((_implemented(subject, fixed, start, _WIDER[1]), replace(wide, tensor=_WIDER[1:])))
         with suppress(DoesNotFit, ConfigError):
-            return tune(second, limit, granularity=bounds.granularity, progress=progress)
+            return ask(_wide(subject, fixed, start, replace(grid, micro_batch=_rows(subject, fixed, grid))))
         raise refusal from None
+    if found.best.seconds > _HELD_BACK * found.unlimited_seconds:
+        with suppress(DoesNotFit, ConfigError):
+            found = found.joined(ask(_wide(subject, fixed, start, grid), below=found.best.seconds))
+    return found
+
+
+def _wide(subject: Subject, fixed: Options, start: Task, grid: Grid) -> list[tuple[Task, Grid]]:
+    """Grids with tensor and context parallelism, as far as nobody states them."""
+    wide = replace(grid, context=_WIDER) if fixed.context is None else grid
+    if fixed.tensor is not None:
+        return [(start, wide)]
+    wider = _implemented(subject, fixed, start, _WIDER[1])
+    return [(_implemented(subject, fixed, start, 1), wide), (wider, replace(wide, tensor=_WIDER[1:]))]
+
+
+def _rows(subject: Subject, fixed: Options, grid: Grid) -> tuple[int, ...]:
+    return open_grid(1, 1).micro_batch if _open_rows(subject, fixed) else grid.micro_batch
 
 
 def _implemented(subject: Subject, fixed: Options, start: Task, tensor: int) -> Task:
@@ -144,7 +177,35 @@ def _way(candidate: Candidate) -> Way:
     return Way(c.layout, c.schedule, c.geometry, c.batch, c.recompute, c.seconds, c.peak_bytes)
 
 
-def _tuned(start: Task, before: Way, found: Found, bounds: Bounds, limit: int) -> Tuned:
+def _origin(subject: Subject, pool: Pool, options: Options, best: Candidate) -> Origin:
+    """What has to be said to plan the best again from its fragment."""
+    own = subject.recipe or pool.count == 1  # whose state is that of the recipe
+    state = options.state or (None if own else best.case.memory.profile.name.removesuffix(" on the host"))
+    given = {
+        "implementation": best.case.memory.m.implementation,
+        "state": state,
+        "offload-optimizer": options.offload_optimizer,
+    }
+    preset = subject.name if subject.name in PRESETS and not subject.recipe else None
+    return Origin(preset, subject.run.numerics.dtype, said_again(subject.words, str(pool), given))
+
+
+def _kept(fixed: Options, found: Found) -> str:
+    """Which widths were not widened, in a sentence; empty where all were."""
+    geometries = [case.memory.m.geometry for case in found.searched]
+    open_widths = {"tensor": fixed.tensor, "context": fixed.context}
+    kept = [
+        f"{name} {getattr(geometries[0], name)}"
+        for name, given in open_widths.items()
+        if given is None and len({getattr(each, name) for each in geometries}) == 1
+    ]
+    if not kept:
+        return ""
+    words = " or ".join({"tensor": "--tp N", "context": "--cp N"}[each.split()[0]] for each in kept)
+    return f"{' and '.join(kept)} were kept, for something fits: wider ones may be faster, {words} searches with them"
+
+
+def _tuned(start: Task, before: Way, found: Found, bounds: Bounds, limit: int, origin: Origin, kept: str) -> Tuned:
     best = found.best
     return Tuned(
         _way(best),
@@ -159,6 +220,9 @@ def _tuned(start: Task, before: Way, found: Found, bounds: Bounds, limit: int) -
         len(found.searched),
         found.cases,
         best.proven,
+        origin,
+        found.room,
+        kept,
         lambda: _frontier(start, found),
     )
 
