@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.checkpoint.release import release_tensors, small_flash, tiny, write_r
 from undertow.checkpoint.convert.conversion import Report, convert
 from undertow.checkpoint.convert.target import Wish
 from undertow.checkpoint.directory import load_model, save_model
+from undertow.checkpoint.header import read_header
 from undertow.checkpoint.names import released_listing
 from undertow.checkpoint.progress import Progress
 from undertow.checkpoint.training import save_checkpoint
@@ -92,6 +94,80 @@ def test_a_base_model_keeps_its_float32_scales(target: Path) -> None:
     last, reports = chain(target, FP8)
     assert reports[0].rounded == 0
     assert_bytes(tensors_of(last), wanted)
+    last, reports = chain(target.rename(target.with_name("base")), BF16, FP8)
+    assert reports[0].rounded == 0
+    assert_bytes(tensors_of(last), wanted)
+
+
+def test_scales_that_are_no_powers_of_two_are_rounded_in_bf16_and_come_back(target: Path) -> None:
+    tensors = release_tensors(tiny(), experts="fp8")
+    floats = [name for name, tensor in tensors.items() if name.endswith(".scale") and tensor.dtype is torch.float32]
+    generator = torch.Generator().manual_seed(1)
+    for name in floats:
+        tensors[name] = torch.rand(tensors[name].shape, generator=generator) * 0.01 + 0.001
+    write_release(target, tiny(), tensors)
+    last, [there, _] = chain(target, BF16, FP8)
+    assert there.rounded == len(floats) > 50
+    assert_bytes(tensors_of(last), tensors)
+
+
+def test_numbers_below_bf16_are_counted_and_verified(target: Path) -> None:
+    tensors = release_tensors(tiny())
+    name = "layers.0.attn.wq_a.scale"
+    tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    write_release(target, tiny(), tensors)
+    _, [report] = chain(target, BF16)
+    assert report.rounded == 1
+
+
+def test_numbers_that_fp8_rounds_to_infinity_are_refused(target: Path) -> None:
+    write_release(target, tiny())
+    last, _ = chain(target, BF16)
+    file = last / "model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["layers.0.attn.wq_a.weight"][3, 3] = torch.finfo(torch.bfloat16).max
+    save_file(tensors, file)
+    with pytest.raises(InputError, match=r"wq_a\.weight: holds numbers that e4m3 rounds to infinity"):
+        convert(last, target.with_name("other"), FP8)
+
+
+@pytest.mark.parametrize("kind", ["BOOL", "F8_E5M2", "U32"])
+def test_kept_scales_of_another_type_are_not_used(kind: str, target: Path) -> None:
+    write_release(target, tiny())
+    last, _ = chain(target, BF16)
+    scales = load_file(last / "scales.safetensors")
+    dtype = {"BOOL": torch.bool, "F8_E5M2": torch.float8_e5m2, "U32": torch.uint32}[kind]
+    save_file({name: torch.ones(each.shape).to(dtype) for name, each in scales.items()}, last / "scales.safetensors")
+    convert(last, target.with_name("other"), FP4, verify=True)
+
+
+def test_more_files_than_may_be_open(target: Path) -> None:
+    write_release(target, tiny())
+    many = target.with_name("many")
+    assert convert(target, many, RELEASED, shard_bytes=1).files > 300
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, hard))
+    try:
+        assert convert(many, target.with_name("few"), RELEASED, verify=True).files == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "F6_E3M2"])
+def test_a_draft_of_half_bytes_passes_unchanged(kind: str, target: Path) -> None:
+    config = tiny()
+    write_release(target, config, release_tensors(config) | {"mtp.9.odd": torch.arange(5, dtype=torch.uint8)}, files=1)
+    file = target / "model-00001-of-00001.safetensors"
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["mtp.9.odd"] |= {"dtype": kind, "shape": [3, 3] if kind == "F4" else [3, 2]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    place = target.with_name("other")
+    assert convert(target, place, RELEASED, verify=True).drafts == ("mtp.9.odd",)
+    [span] = [spans["mtp.9.odd"] for spans in map(read_header, place.glob("*.safetensors"))]
+    assert (place / file.name).read_bytes()[span.begin : span.end] == bytes(range(5)) and span.dtype == kind
 
 
 @pytest.mark.slow

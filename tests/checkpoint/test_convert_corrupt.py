@@ -35,6 +35,11 @@ def index(folder: Path, change: Callable[[dict], object]) -> None:
     (folder / INDEX).write_text(json.dumps(values))
 
 
+def config(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+
+
 def retype(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for file in (folder / FIRST, folder / SECOND):
         tensors = load_file(file)
@@ -123,6 +128,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong size": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(shape=[1])), "which takes 2 bytes"),
     "negative": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(shape=[-1])), "has no dtype, shape"),
     "unknown type": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(dtype="X")), "unknown type 'X'"),
+    "type that is a list": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(dtype=[])), "has no dtype"),
     "missing shard": (lambda f: (f / SECOND).unlink(), "1 of 2 files of the index are absent"),
     "twice in a header": (twice_in_header, "its header names 'embed.weight' twice"),
     "twice in the index": (twice_in_index, "names 'embed.weight' twice"),
@@ -134,6 +140,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "scale of a wrong shape": (lambda f: retype(f, SCALE, lambda t: t.repeat(1, 4)), "scales of shape [1, 8]"),
     "traversal": (lambda f: index(f, lambda m: m.update({"embed.weight": "../x.safetensors"})), "only files beside"),
     "absolute": (lambda f: index(f, lambda m: m.update({"embed.weight": "/etc/passwd"})), "only files beside"),
+    "half a pair": (
+        lambda f: index(f, lambda m: m.update({"embed.weight": "\ud800.safetensors"})),
+        "only files beside",
+    ),
+    "nothing listed": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {}}'),
+        "its files hold no weights",
+    ),
+    "experts beyond number": (
+        lambda f: config(f, n_routed_experts=10**8),
+        "n_routed_experts is 100000000, the routers of the tensor files have 8",
+    ),
     "pickle": (pickled, "pytorch_model.bin is not read, since nothing is unpickled"),
     "pickle as shard": (pickle_as_shard, f"{FIRST}: truncated or no safetensors file"),
     "loop of links": (loop, "of the index are absent"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import small_disk
 from tests.checkpoint.release import tiny, write_release
 from undertow.checkpoint.convert import conversion
 from undertow.checkpoint.convert.conversion import convert
@@ -144,6 +149,64 @@ def test_two_at_once(source: Path, tmp_path: Path) -> None:
     identity = {"held": "by the other"}
     with Journal(tmp_path / "place", identity):
         assert "another process is converting to it" in refused(source, tmp_path / "place")
+
+
+def test_what_no_conversion_wrote_is_not_removed(source: Path, tmp_path: Path) -> None:
+    work, journal = tmp_path / ".place.converting", tmp_path / ".place.journal"
+    work.mkdir()
+    (work / "precious").write_text("x")
+    assert "no journal says that a conversion wrote it" in refused(source, tmp_path / "place")
+    assert (work / "precious").read_text() == "x" and not journal.exists()
+    shutil.rmtree(work)
+    (tmp_path / "elsewhere").mkdir()
+    work.symlink_to("elsewhere")
+    assert "no journal says that a conversion wrote it" in refused(source, tmp_path / "place")
+    work.unlink()
+    os.mkfifo(journal)
+    assert f"{journal}: is a pipe or a device, no journal" in refused(source, tmp_path / "place")
+    journal.unlink()
+    journal.write_text("no\njournal")
+    assert f"{journal}: damaged" in refused(source, tmp_path / "place") and journal.read_text() == "no\njournal"
+    journal.unlink()
+    work.mkdir()
+    convert(source, tmp_path / "place", BF16, SHARD)
+
+
+def test_a_conversion_that_lost_a_file_is_not_finished(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    convert(source, place, BF16, SHARD)
+    for name in ("model-00002-of-", "config.json", "LICENSE", "SHA256SUMS", "model.safetensors.index.json", "scales"):
+        file = next(path for path in place.iterdir() if path.name.startswith(name))
+        held = file.read_bytes()
+        file.unlink()
+        assert f"{file}: is gone from the finished conversion" in refused(source, place)
+        file.write_bytes(held + b" ")
+        if name != "SHA256SUMS":
+            assert f"{file}: has {len(held) + 1} bytes, the conversion wrote {len(held)}" in refused(source, place)
+        file.write_bytes(held)
+    assert convert(source, place, BF16, SHARD, verify=True).verified
+
+
+@pytest.mark.parametrize("change", [lambda text: b"", lambda text: b"\xff\xfe", lambda text: text.split(b"\n", 1)[1]])
+def test_verification_needs_the_sum_of_every_file(
+    source: Path, tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    place = tmp_path / "place"
+    convert(source, place, BF16, SHARD)
+    (place / "SHA256SUMS").write_bytes(change((place / "SHA256SUMS").read_bytes()))
+    with pytest.raises(UndertowError, match=r"SHA256SUMS: (has no sum of|cannot be read as a list of sums)") as caught:
+        convert(source, place, BF16, SHARD, verify=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not small_disk.possible(), reason="no file system may be mounted here")
+def test_a_disk_that_is_full_from_the_start(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    result = small_disk.on_small_disk("tests.checkpoint.full_from_start", tmp_path / "disk", "1m", str(source))
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert all("cannot be written (No space left on device); what is finished is kept" in line for line in said[:-1])
+    assert len(said) == 2 and re.search(r"place: \d+\.\d MB are needed, 1\.0 MB are free; free some", said[-1])
 
 
 def test_too_small_a_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

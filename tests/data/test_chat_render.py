@@ -1,5 +1,6 @@
 """Prompts, byte by byte: as written down here, and as an independent encoder of the format makes them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,14 @@ BLOCK = """
 
 </｜DSML｜invoke>
 </｜DSML｜tool_calls>"""
+
+
+def deep() -> dict:
+    """Objects within objects, deeper than JSON is written."""
+    value: dict = {}
+    for _ in range(100_000):
+        value = {"a": value}
+    return value
 
 
 def written(messages, effort="none", keep_reasoning=False) -> str:
@@ -140,9 +149,46 @@ def test_only_what_an_assistant_says_is_learned():
             "none",
             "the call of 'f' has the arguments \\[1\\]",
         ),
+        *(
+            (
+                Message("assistant", calls=(ToolCall("f", json.dumps({name: 1})),)),
+                "none",
+                "the call of 'f' has the para",
+            )
+            for name in ("a\nb", 'a" string="true">', 'a">', "x" * 1025)
+        ),
+        (Message("assistant", calls=(ToolCall('f">', "{}"),)), "none", "the call of 'f\">' has the function name"),
+        (Message("system", tools=({"name": {1}},)), "none", "a value cannot be written as JSON"),
+        (Message("system", response_format=deep()), "none", "a value cannot be written as JSON"),
         (Message("user", "x"), "low", "effort 'low' is unknown; allowed: none, high, max"),
     ],
 )
 def test_what_the_format_cannot_say_is_refused(message: Message, effort, told: str):
-    with pytest.raises(InputError, match=f"^{told}"):
+    with pytest.raises(InputError, match=f"^{told}") as caught:
         render([message], effort)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400", "[1, NaN]"])
+def test_numbers_that_json_has_not_make_the_arguments_one_string(value: str):
+    arguments = f'{{"a": {value}}}'
+    text = written([Message("user", "u"), Message("assistant", "c", calls=(ToolCall("f", arguments),))])
+    assert f'<｜DSML｜parameter name="arguments" string="true">{arguments}</｜DSML｜parameter>' in text
+    assert text.count("parameter name=") == 1
+
+
+def test_a_name_of_the_longest_length_is_written():
+    call = ToolCall("f", json.dumps({"x" * 1024: 1}))
+    assert "x" * 1024 in written([Message("user", "u"), Message("assistant", "c", calls=(call,))])
+
+
+@pytest.mark.parametrize("arguments", [{"a": {1}}, {"a": deep()}])
+def test_arguments_that_are_no_json_values_are_refused(arguments: dict):
+    said = {"role": "assistant", "content": "c", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    with pytest.raises(InputError, match=r"^here: message 1's tool call 1's arguments: a value cannot be written"):
+        read_messages([said], "here")
+
+
+def test_keys_of_any_kind_are_refused():
+    with pytest.raises(InputError, match=r"^here: message 1 has '1', which this chat format does not carry"):
+        read_messages([{"role": "user", "content": "u", 1: 2, "z": 3}], "here")

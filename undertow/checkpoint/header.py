@@ -126,7 +126,8 @@ def _spans(path: Path, values: dict[str, Any], start: int, size: int) -> dict[st
 def _span(path: Path, name: str, entry: Any, start: int) -> Span:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, begin, end)):
+        name.encode()  # half a pair of surrogates is no text
+        if not isinstance(dtype, str) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, begin, end)):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise _bad(path, f"the entry of {name[:60]} has no dtype, shape and data_offsets") from None

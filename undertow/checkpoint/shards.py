@@ -106,7 +106,7 @@ def listed_files(directory: Path) -> dict[str, set[str] | None]:
                 f"{index}: a JSON object is expected whose weight_map gives a file for each tensor"
             ) from None
         for file in files:
-            if not isinstance(file, str) or Path(file).name != file or len(os.fsencode(file)) > _LONGEST_NAME:
+            if not _is_name(file):
                 said = repr(file)
                 said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
                 raise InputError(f"{index}: names the file {said}; only files beside the index are read")
@@ -122,6 +122,16 @@ def listed_files(directory: Path) -> dict[str, set[str] | None]:
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
     hint = f"; {pickled[0]} is not read, since nothing is unpickled: convert it" if pickled else ""
     raise InputError(f"{directory}: no safetensors files ({SINGLE} or {INDEX}){hint}")
+
+
+def _is_name(file: object) -> bool:
+    """Whether a file beside the index may have this name."""
+    if not isinstance(file, str) or "\0" in file or Path(file).name != file:
+        return False
+    try:
+        return len(os.fsencode(file)) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def _text(file: Path) -> str:

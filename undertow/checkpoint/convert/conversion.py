@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from undertow.checkpoint.convert.documents import (
     RECORD,
     SUMS,
     carried_files,
+    config_text,
     left_behind,
     read_document,
-    target_document,
     write_documents,
 )
+from undertow.checkpoint.convert.finished import is_complete, record_text, sizes_of
 from undertow.checkpoint.convert.journal import Journal
 from undertow.checkpoint.convert.layout import OutFile, index_of, lay_out
 from undertow.checkpoint.convert.source import Source, model_directory
@@ -86,14 +86,15 @@ def convert(
         units = units_of(held, wish)
         kept = kept_scales(held, units)
         files = lay_out(units, kept, shard_bytes)
-        target_document(config, document, wish, units)  # what the format cannot express is told before all work
+        text = config_text(config, document, wish, units)  # what the format cannot express is told before all work
         identity = _identity(held, wish, files)
         report = Report(
             str(origin), held.spelling, sum(len(unit.tensors) for unit in units), sum(file.size for file in files),
             len(files), 0, sum(not is_exact(held, unit) for unit in units), len(kept), tuple(held.drafts),
             tuple(left_behind(held)), verify, not dry_run,
         )  # fmt: skip
-        complete = _is_complete(place, identity)
+        sizes = sizes_of(held, files, text, identity)
+        complete = is_complete(place, identity, sizes)
         if dry_run:
             _check_space(place, 0 if complete else report.size)
             return report
@@ -102,7 +103,7 @@ def convert(
             resumed = _write(held, document, wish, units, files, identity, place, progress)
         place.with_name(f".{place.name}.journal").unlink(missing_ok=True)
         if verify:
-            _verify(held, place, units, progress)
+            _verify(held, place, units, sizes, progress)
     return Report(**{**asdict(report), "resumed": resumed})
 
 
@@ -118,11 +119,11 @@ def _write(
 ) -> int:
     """Write what is not yet finished and publish it; return how many files were found finished."""
     total = sum(file.size for file in files)
-    with Journal(target, identity) as journal:
-        found = [file for file in files if file.name in journal.sums]
-        _check_space(target, total - sum(file.size for file in found))
-        done = sum(file.size for file in found)
-        try:
+    try:
+        with Journal(target, identity) as journal:
+            found = [file for file in files if file.name in journal.sums]
+            done = sum(file.size for file in found)
+            _check_space(target, total - done)
             for file in files:
                 if file.name not in journal.sums:
                     report = _Meter(progress, file.name, done, total)
@@ -133,11 +134,11 @@ def _write(
             write_documents(source, document, wish, units, journal.folder)
             _write_record(journal, identity)
             journal.publish(target)
-        except OSError as error:
-            raise UndertowError(
-                f"{target}: cannot be written ({error.strerror or error}); what is finished is kept, the same command "
-                "goes on from there"
-            ) from error
+    except OSError as error:
+        raise UndertowError(
+            f"{target}: cannot be written ({error.strerror or error}); what is finished is kept, the same command "
+            "goes on from there"
+        ) from error
     return len(found)
 
 
@@ -154,15 +155,15 @@ class _Meter:
 
 def _write_record(journal: Journal, identity: dict[str, Any]) -> None:
     folder = journal.folder
-    (folder / RECORD).write_text(json.dumps(identity, indent=2) + "\n", "utf-8")
+    (folder / RECORD).write_text(record_text(identity), "utf-8")
     names = sorted(file.name for file in folder.iterdir() if file.name != SUMS)
     sums = [f"{journal.sums.get(name) or file_digest(folder / name)}  {name}\n" for name in names]
     (folder / SUMS).write_text("".join(sums), "utf-8")
     sync(folder / SUMS)
 
 
-def _verify(source: Source, target: Path, units: Sequence[Unit], progress: Progress) -> None:
-    check_sums(target)
+def _verify(source: Source, target: Path, units: Sequence[Unit], names: Iterable[str], progress: Progress) -> None:
+    check_sums(target, names)
     total = sum(unit.size for unit in units)
     meter = _Meter(progress, "verifying", 0, total)
     with Source(target, source.config) as written:
@@ -185,23 +186,6 @@ def _identity(source: Source, wish: Wish, files: Sequence[OutFile]) -> dict[str,
     }
 
 
-def _is_complete(target: Path, identity: dict[str, Any]) -> bool:
-    """Whether `target` holds this conversion. Raises `InputError` if it holds anything else."""
-    if not target.exists():
-        return False
-    if not target.is_dir():
-        raise InputError(f"{target}: is a file; a new directory is expected")
-    if not any(target.iterdir()):
-        return False
-    try:
-        same = json.loads((target / RECORD).read_text("utf-8")) == identity
-    except (OSError, ValueError, RecursionError):
-        raise InputError(f"{target}: exists and is no finished conversion; name a new directory") from None
-    if not same:
-        raise InputError(f"{target}: holds a conversion of another source or to another format; name a new directory")
-    return True
-
-
 def _refuse_nested(source: Path, target: Path) -> None:
     origin = Path(os.path.realpath(source))
     if target == origin:
@@ -215,7 +199,8 @@ def _check_space(target: Path, needed: int) -> None:
     folder = next(parent for parent in target.parents if parent.exists())
     free = shutil.disk_usage(folder).free
     if needed and needed + _SPARE > free:
+        unit, size = ("GB", 1e9) if needed + _SPARE >= 1e9 else ("MB", 1e6)
         raise DoesNotFit(
-            f"{target}: {(needed + _SPARE) / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free; free some, or name "
-            "a directory on another disk"
+            f"{target}: {(needed + _SPARE) / size:.1f} {unit} are needed, {free / size:.1f} {unit} are free; free "
+            "some, or name a directory on another disk"
         )

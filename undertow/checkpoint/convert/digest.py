@@ -60,6 +60,8 @@ class Digest:
                     return
             try:
                 count = os.preadv(self._handle, [memoryview(buffer)[: min(_CHUNK, final - at)]], at)
+                if not count:
+                    raise OSError(f"it ends at byte {at}, {final} were written")
             except OSError as error:
                 self._error = error
                 return

@@ -50,8 +50,7 @@ def read_document(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 def write_documents(source: Source, document: dict[str, Any], wish: Wish, units: Sequence[Unit], target: Path) -> None:
     """`config.json` for what `units` hold, and copies of the tokenizer's and other small files."""
-    values = target_document(source.config, document, wish, units)
-    (target / "config.json").write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+    (target / "config.json").write_text(config_text(source.config, document, wish, units), "utf-8")
     for file in carried_files(source.directory):
         shutil.copyfile(file, target / file.name)
 
@@ -67,6 +66,11 @@ def left_behind(source: Source) -> list[str]:
     taken = {file.name for file in (*carried_files(source.directory), *source.files())}
     names = sorted(path.name for path in source.directory.iterdir() if not path.name.startswith("."))
     return [name for name in names if name not in taken and (not _OWN.fullmatch(name) or name.endswith(".safetensors"))]
+
+
+def config_text(config: ModelConfig, document: dict[str, Any], wish: Wish, units: Sequence[Unit]) -> str:
+    """The text of the target's `config.json`. Raises `ConfigError` for what its format cannot express."""
+    return json.dumps(target_document(config, document, wish, units), indent=2) + "\n"
 
 
 def target_document(config: ModelConfig, document: dict[str, Any], wish: Wish, units: Sequence[Unit]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ is on disk. Both are of one conversion: the first line of the journal says which
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +19,15 @@ from typing import Any
 from undertow.checkpoint.shards import sync
 from undertow.config.errors import DoesNotFit, InputError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LINE = {"file", "size", "mtime", "sha256"}
+
 
 class Journal:
     """The journal of the conversion `identity` to `target`, held by one process. Use as a context manager.
 
-    Raises `InputError` if another process holds it, or if what it holds is another conversion.
+    Raises `InputError` if another process holds it, if what it holds is another conversion, and if what has its names
+    is none; `OSError`, with nothing left behind, where the disk is full.
     """
 
     def __init__(self, target: Path, identity: dict[str, Any]):
@@ -30,9 +36,16 @@ class Journal:
         self.sums: dict[str, str] = {}
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._handle = os.open(self.path, flags, 0o666)
         except OSError as error:
+            if error.errno in _FULL:
+                raise
             raise InputError(f"{target}: cannot be written ({error.strerror})") from None
+        state = os.fstat(self._handle)
+        if not stat.S_ISREG(state.st_mode):
+            os.close(self._handle)
+            raise InputError(f"{self.path}: is a pipe or a device, no journal; remove it")
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._begin(identity)
@@ -40,6 +53,8 @@ class Journal:
             os.close(self._handle)
             raise InputError(f"{target}: another process is converting to it; wait for its end") from None
         except BaseException:
+            if not state.st_size:
+                self.path.unlink(missing_ok=True)
             os.close(self._handle)
             raise
 
@@ -76,11 +91,16 @@ class Journal:
     def _begin(self, identity: dict[str, Any]) -> None:
         lines = self._lines()
         if not lines:
-            os.ftruncate(self._handle, 0)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder.is_symlink() or self.folder.exists():
+                self._check_empty()
+                self.folder.rmdir()
             self.folder.mkdir()
-            self._append(identity)
-            sync(self.path.parent)
+            try:
+                self._append(identity)
+                sync(self.path.parent)
+            except OSError:
+                self.forget()
+                raise
         elif lines[0] != identity:
             raise InputError(
                 f"{self.folder}: holds an unfinished conversion of another source or to another format; finish that "
@@ -92,16 +112,29 @@ class Journal:
             if file.is_file() and (file.stat().st_size, file.stat().st_mtime_ns) == (line["size"], line["mtime"]):
                 self.sums[line["file"]] = line["sha256"]
 
+    def _check_empty(self) -> None:
+        """What lies there without a journal was not written by a conversion, so that it must not be removed."""
+        if self.folder.is_symlink() or not self.folder.is_dir() or any(self.folder.iterdir()):
+            raise InputError(
+                f"{self.folder}: exists, and no journal says that a conversion wrote it; remove it, or name another "
+                "directory"
+            )
+
     def _lines(self) -> list[dict[str, Any]]:
         text = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
         whole = text[: text.rfind(b"\n") + 1]  # a line that a kill cut short did not happen
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            if any(not line.keys() >= _LINE for line in lines[1:]) or not all(isinstance(line, dict) for line in lines):
+                raise ValueError
+        except (ValueError, AttributeError, RecursionError):
+            raise InputError(f"{self.path}: damaged; remove it and {self.folder.name} to start again") from None
         os.ftruncate(self._handle, len(whole))
         os.lseek(self._handle, len(whole), os.SEEK_SET)
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError:
-            raise InputError(f"{self.path}: damaged; remove it and {self.folder.name} to start again") from None
+        return lines
 
     def _append(self, line: dict[str, Any]) -> None:
-        os.write(self._handle, json.dumps(line).encode() + b"\n")
+        text = json.dumps(line).encode() + b"\n"
+        while text:  # a disk that is nearly full takes a part
+            text = text[os.write(self._handle, text) :]
         os.fsync(self._handle)

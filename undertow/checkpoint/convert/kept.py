@@ -16,10 +16,11 @@ from undertow.quant.scheme import Scheme
 
 
 def quantise_under(values: Tensor, scheme: Scheme, kept: Tensor) -> Quantised:
-    """`values` `[R, C]` in `scheme`, a block under its scale in `kept` (in OCP's sense) where that holds it exactly.
+    """`values` `[R, C]` in `scheme`, a block under its scale in `kept` (in OCP's sense) where that gives it back.
 
-    Other blocks get the scale that `quantise` makes. Negative zero keeps its sign where the format has one. `kept` has
-    the type of the scheme's scales.
+    It gives back what, rounded to the type of `values`, is equal: BF16 rounds the products of scales that are no powers
+    of two. Other blocks get the scale that `quantise` makes. Negative zero keeps its sign where the format has one.
+    `kept` has the type of the scheme's scales.
     """
     halves = 2 if scheme.format is E2M1 else 1
     codes = torch.empty((values.shape[0], values.shape[1] // halves), dtype=torch.uint8)
@@ -40,7 +41,8 @@ def _tile(values: Tensor, scheme: Scheme, kept: Tensor) -> tuple[Tensor, Tensor]
     shape = (values.shape[0], values.shape[1])
     numbers, grid = split(values.float(), block), scale_values(kept)[:, None, :, None]
     codes = encode(join(numbers / grid, shape), format)
-    same = (split(decode(codes, format), block) * grid == numbers).all(3).all(1)
+    back = (split(decode(codes, format), block) * grid).to(values.dtype).float()
+    same = (back == numbers).all(3).all(1) & (scale_values(kept) > 0)
     scales = kept
     if not bool(same.all()):
         fresh = quantise(values, scheme.in_dialect("ocp"))

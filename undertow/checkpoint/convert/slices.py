@@ -32,6 +32,7 @@ SLICE = 1 << 21
 """Elements worked on at a time; some five times as many float32 numbers are alive at once."""
 
 _NEGATIVE_ZERO = 0x8  # of E2M1
+_NEAR_INFINITY = 2.0**127  # below it no rounding leads out of float32
 
 
 class Slice(NamedTuple):
@@ -115,6 +116,8 @@ def _quantised(source: Source, unit: Unit, found: Tensor | Quantised, rows: slic
     made = quantise(values, scheme) if kept is None else quantise_under(values, scheme, kept)
     if not bool(values.isfinite().all()):
         raise InputError("holds NaN or infinity, which no quantised tensor can; check the run that wrote it")
+    if bool((values.abs() >= _NEAR_INFINITY).any()) and not bool(made.dequantise().isfinite().all()):
+        raise InputError(f"holds numbers that {scheme.format.name} rounds to infinity; use --dtype bf16")
     return made
 
 
@@ -132,7 +135,7 @@ def _kept(source: Source, unit: Unit, rows: slice, columns: slice, scheme: Schem
     place = source.kept.get(scale_name(unit.tensor.name))
     if place is None or place.span.shape != grid_shape(unit.shape, scheme.block):
         return None
-    if DTYPES[place.span.dtype] is not SCALE_TYPES[scheme.scale]:
+    if DTYPES.get(place.span.dtype) is not SCALE_TYPES[scheme.scale]:
         return None
     return source.region(place, *grid_part(rows, columns, scheme.block))
 

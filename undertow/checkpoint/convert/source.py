@@ -13,7 +13,7 @@ from torch import Tensor
 from undertow.checkpoint.convert.kept import grid_part
 from undertow.checkpoint.faults import Faults, compare, mtp_hint
 from undertow.checkpoint.folder import latest_checkpoint
-from undertow.checkpoint.header import BITS, DTYPES, Span, open_regular, read_header
+from undertow.checkpoint.header import DTYPES, Span, open_regular, read_header
 from undertow.checkpoint.names import Format, detect_spelling, expected_tensors, native_tensors, pieces, scale_name
 from undertow.checkpoint.packed import describe, is_low
 from undertow.checkpoint.shards import Header, agree_with_index, listed_files
@@ -25,6 +25,10 @@ from undertow.quant.stored import from_stored
 
 SCALES = "scales.safetensors"
 """Scales of the quantised tensors that a directory was converted from; no index names it, so that no one loads it."""
+
+
+_OPEN = 16
+"""Files that are open at most: a directory may have more of them than a process may open."""
 
 
 class Place(NamedTuple):
@@ -42,14 +46,13 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, shape[-1] if shape else 1
 
 
-def row_bytes(place: Place) -> int:
-    """Bytes of a row of a tensor as a matrix."""
-    rows, columns = matrix_of(place.span.shape)
-    return columns * BITS[place.span.dtype] // 8 if rows > 1 else place.span.end - place.span.begin
+def bytes_before(place: Place, row: int) -> int:
+    """Bytes of a tensor as a matrix before a row. Rows of half bytes may end within one; the whole never does."""
+    return (place.span.end - place.span.begin) * row // max(matrix_of(place.span.shape)[0], 1)
 
 
 class Source:
-    """A model directory, checked as far as headers tell. Use as a context manager: it keeps the files open.
+    """A model directory, checked as far as headers tell. Use as a context manager: it keeps some files open.
 
     `tensors` has all that the index or the one file names, `low` the quantised weights among them (on the meta device),
     `drafts` the tensors of draft modules that `config` does not describe, `kept` the scales beside the index.
@@ -88,10 +91,14 @@ class Source:
         return f"{self.tensors[name].file}: {name}"
 
     def handle(self, file: Path) -> int:
-        """The open file."""
-        if file not in self._open:
-            self._open[file] = open_regular(file)
-        return self._open[file]
+        """The open file, until `_OPEN` others were asked for."""
+        held = self._open.pop(file, None)
+        if held is None:
+            if len(self._open) >= _OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            held = open_regular(file)
+        self._open[file] = held  # the last is the one used last
+        return held
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor | Quantised:
         """A part of a tensor as a matrix; of a quantised one from whole blocks, with its scales."""
@@ -146,11 +153,24 @@ class Source:
 
     def _spelling(self) -> Format:
         names = [name for name in self.tensors if not name.endswith(".scale")]
+        if not names:
+            raise InputError(f"{self.directory}: its files hold no weights; copy or download them again")
+        self._check_experts()
         spelling = detect_spelling(names, self.config)
         if spelling is None:
             first = ", ".join(names[:3])
             raise InputError(f"{self.directory}: the tensors ({first}, ...) follow no naming of a DeepSeek-V4 model")
         return spelling
+
+    def _check_experts(self) -> None:
+        """Names are made for each expert; a number that no header bears out would make them for hours."""
+        gates = [place.span for name, place in self.tensors.items() if name.endswith(".gate.weight")]
+        held = max((span.shape[0] for span in gates if span.shape and span.begin < span.end), default=0)
+        if (wanted := self.config.n_routed_experts) > max(held, len(self.tensors)):
+            raise InputError(
+                f"{self.directory / 'config.json'}: n_routed_experts is {wanted}, the routers of the tensor files have "
+                f"{held}; the files do not belong together"
+            )
 
     def _checked(self) -> tuple[list[str], dict[str, Quantised]]:
         expected = expected_tensors(self.config, self.spelling)

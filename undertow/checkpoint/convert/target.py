@@ -21,8 +21,9 @@ from undertow.checkpoint.names import (
 from undertow.config.errors import InputError
 from undertow.quant.blocks import grid_shape
 from undertow.quant.dialect import Dialect
-from undertow.quant.formats import E2M1
+from undertow.quant.formats import E2M1, E4M3
 from undertow.quant.scheme import MXFP4, WEIGHTS, Scheme
+from undertow.quant.stored import BLOCKS
 
 Spelling = Literal["released", "transformers", "undertow"]
 Precision = Literal["fp32", "bf16", "fp8", "fp4"]
@@ -181,7 +182,7 @@ def _unit(source: Source, wish: Wish, piece: Piece, tensor: Expected, parts: tup
     if any(part.source in source.low for part in parts) and wish.spelling != "released":
         plain = _PLAIN.get(wish.precision or "bf16", "BF16")
         return Unit(Tensor(piece.name, plain, piece.shape), piece.shape, parts, copied=False)
-    scheme = _scheme(wish, piece.name, low.scheme if low else None) if tensor.kind == "weight" else None
+    scheme = _scheme(source, wish, piece, low.scheme if low else None) if tensor.kind == "weight" else None
     if scheme is None:
         dtype = _plain(wish, tensor, only, low is not None)
         return Unit(Tensor(piece.name, dtype, piece.shape), piece.shape, parts, copied=dtype == only and low is None)
@@ -195,18 +196,27 @@ def _unit(source: Source, wish: Wish, piece: Piece, tensor: Expected, parts: tup
     return Unit(Tensor(piece.name, "I8" if packed else fp8, shape), piece.shape, parts, copied, scheme, scale)
 
 
-def _scheme(wish: Wish, name: str, low: Scheme | None) -> Scheme | None:
+def _scheme(source: Source, wish: Wish, piece: Piece, low: Scheme | None) -> Scheme | None:
     """How a weight is quantised; None for plain numbers."""
-    precision = wish.precision
+    precision, name = wish.precision, piece.name
     if precision is None:
         return low.in_dialect(wish.dialect) if low and wish.dialect else low
     if precision in _PLAIN or not is_scaled(name):
         return None
     if precision == "fp4" and is_routed(name):
         return MXFP4
-    keeps = low is not None and low.format is not E2M1
-    scheme = low if low is not None and keeps else WEIGHTS
+    kept = low or _kept_scheme(source, piece)
+    scheme = kept if kept is not None and kept.format is not E2M1 else WEIGHTS
     return scheme.in_dialect(wish.dialect or (low.dialect if low else None) or "ocp")
+
+
+def _kept_scheme(source: Source, piece: Piece) -> Scheme | None:
+    """The FP8 whose scales are kept beside plain numbers: the way back goes to it."""
+    place = source.kept.get(scale_name(piece.name))
+    if place is None or place.span.dtype not in _SCALE.values():
+        return None
+    block = next((each for each in BLOCKS if grid_shape(piece.shape, each) == place.span.shape), None)
+    return Scheme(E4M3, block, "float32" if place.span.dtype == "F32" else "ue8m0") if block else None
 
 
 def _plain(wish: Wish, tensor: Expected, only: str | None, low: bool) -> str:

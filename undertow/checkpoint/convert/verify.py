@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from undertow.checkpoint.convert.digest import file_digest
 from undertow.checkpoint.convert.documents import SUMS
 from undertow.checkpoint.convert.slices import parts_of
-from undertow.checkpoint.convert.source import Source, matrix_of, row_bytes
+from undertow.checkpoint.convert.source import Source, bytes_before, matrix_of
 from undertow.checkpoint.convert.target import Unit
+from undertow.checkpoint.names import scale_name
 from undertow.config.errors import UndertowError
 from undertow.quant.blocks import split
 from undertow.quant.formats import E2M1
@@ -26,18 +27,22 @@ _FP4 = 0.2, 0.25
 """Bounds of rounding to the nearest: in units of the number, and of its scale (1 for plain numbers)."""
 
 
-def check_sums(target: Path) -> int:
-    """Compare every file of `SHA256SUMS` with its sum; return how many there are. Raises `UndertowError`."""
-    lines = (target / SUMS).read_text("utf-8").splitlines()
-    for line in lines:
-        wanted, _, name = line.partition("  ")
+def check_sums(target: Path, names: Iterable[str]) -> None:
+    """Compare the sum of each of the files `names` with `SHA256SUMS`. Raises `UndertowError`."""
+    try:
+        lines = (target / SUMS).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise UndertowError(f"{target / SUMS}: cannot be read as a list of sums; convert again") from None
+    sums = {name: wanted for wanted, _, name in (line.partition("  ") for line in lines)}
+    for name in names:
+        if name not in sums:
+            raise UndertowError(f"{target / SUMS}: has no sum of {name}; convert again")
         try:
             found = file_digest(target / name)
         except OSError as error:
             raise UndertowError(f"{target / name}: cannot be read ({error.strerror}); convert again") from None
-        if found != wanted:
-            raise UndertowError(f"{target / name}: its SHA-256 is {found[:12]}..., {SUMS} says {wanted[:12]}...")
-    return len(lines)
+        if found != sums[name]:
+            raise UndertowError(f"{target / name}: its SHA-256 is {found[:12]}..., {SUMS} says {sums[name][:12]}...")
 
 
 def check_numbers(source: Source, target: Source, units: Sequence[Unit], progress: Callable[[int], None]) -> None:
@@ -69,12 +74,12 @@ def _bytes_wrong(source: Source, target: Source, unit: Unit) -> int:
     wrong, copy = 0, target.tensors[unit.tensor.name]
     for part in unit.parts:
         place = source.tensors[part.source]
-        width = row_bytes(place)
-        begin, size = place.span.begin + part.start * width, part.rows * width
+        first = bytes_before(place, part.start)
+        begin, size = place.span.begin + first, bytes_before(place, part.start + part.rows) - first
         for at in range(0, size, _CHUNK):
             one, other = (bytearray(min(_CHUNK, size - at)) for _ in range(2))
             source.fill(source.handle(place.file), memoryview(one), begin + at, place.file)
-            offset = copy.span.begin + part.target * width + at
+            offset = copy.span.begin + bytes_before(place, part.target) + at
             target.fill(target.handle(copy.file), memoryview(other), offset, copy.file)
             if one != other:
                 wrong += sum(x != y for x, y in zip(one, other, strict=True))
@@ -87,8 +92,11 @@ def is_exact(source: Source, unit: Unit) -> bool:
         return True
     for part in unit.parts:
         low, dtype = source.low.get(part.source), source.tensors[part.source].span.dtype
-        if unit.scheme is None:
-            widens = low is not None or unit.tensor.dtype == dtype
+        if unit.scheme is None and low is not None:
+            if unit.tensor.dtype == "BF16" and not _fits_bfloat(source, part.source):
+                return False
+        elif unit.scheme is None:
+            widens = unit.tensor.dtype == dtype
             if not widens and (dtype, unit.tensor.dtype) not in (("BF16", "F32"), ("F16", "F32")):
                 return False
         elif low is None or (unit.scheme.format is E2M1 and low.scheme.format is not E2M1):
@@ -96,10 +104,24 @@ def is_exact(source: Source, unit: Unit) -> bool:
     return True
 
 
+def _fits_bfloat(source: Source, name: str) -> bool:
+    """Whether BF16 holds the numbers of a quantised tensor: its scales are powers of two, and none too small."""
+    scheme = source.low[name].scheme
+    if scheme.format is E2M1:
+        return True
+    place = source.tensors[scale_name(name)]
+    rows, columns = matrix_of(place.span.shape)
+    values = scale_values(source.region(place, slice(0, rows), slice(0, columns)))
+    least = 2.0**-124 if scheme.dialect == "ocp" else 2.0**-123  # times the smallest code: the smallest BF16, 2^-133
+    return bool(((values.frexp().mantissa == 0.5) & (values >= least)).all())
+
+
 def _wrong(before: Tensor | Quantised, after: Tensor | Quantised, unit: Unit) -> int:
     if unit.copied:
         return sum(int((x != y).sum()) for x, y in zip(_bits(before), _bits(after), strict=True))
     one, other = _numbers(before), _numbers(after)
+    if isinstance(before, Quantised) and unit.tensor.dtype == "BF16":
+        one = one.bfloat16().float()  # what scales that are no powers of two, or very small ones, are rounded to
     same = (one == other) | (one.isnan() & other.isnan())
     if bool(same.all()):
         return 0

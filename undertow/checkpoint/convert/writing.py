@@ -10,7 +10,7 @@ from pathlib import Path
 from undertow.checkpoint.convert.digest import Digest
 from undertow.checkpoint.convert.layout import OutFile
 from undertow.checkpoint.convert.slices import Slice, kept_slices, weight_and_scales
-from undertow.checkpoint.convert.source import Place, Source, row_bytes
+from undertow.checkpoint.convert.source import Place, Source, bytes_before
 from undertow.checkpoint.convert.target import KeptScale, Unit
 from undertow.checkpoint.shards import sync
 
@@ -84,8 +84,9 @@ def _write_unit(source: Source, unit: Unit | KeptScale, out: _Out) -> None:
     elif unit.copied and unit.scheme is None:
         for part in unit.parts:
             place = source.tensors[part.source]
-            width = row_bytes(place)
-            _copy(source, place, part.start * width, part.rows * width, unit.tensor.name, part.target * width, out)
+            begin, at = bytes_before(place, part.start), bytes_before(place, part.target)
+            size = bytes_before(place, part.start + part.rows) - begin
+            _copy(source, place, begin, size, unit.tensor.name, at, out)
     else:
         for weight, scales in weight_and_scales(source, unit):
             out.write(unit.tensor.name, weight)

@@ -7,6 +7,7 @@ from typing import Any
 
 from undertow.config.errors import InputError
 from undertow.data.chat.message import ROLES, Message, ToolCall
+from undertow.data.chat.wording import as_json
 from undertow.data.corpus import check_unicode
 
 _KEYS = {"role", "content", "task"}
@@ -70,7 +71,9 @@ def _message(value: Any, where: str) -> Message:
     given = {key: each for key, each in value.items() if each not in (None, [], {}, "", False)}
     unknown = given.keys() - _KEYS - _ROLE_KEYS.get(role, set())
     if unknown:
-        raise InputError(f"{where} has '{min(unknown)}', which this chat format does not carry for the role {role}")
+        raise InputError(
+            f"{where} has '{min(map(str, unknown))}', which this chat format does not carry for the role {role}"
+        )
     if given.get("reasoning") and given.get("reasoning_content", given["reasoning"]) != given["reasoning"]:
         raise InputError(f"{where} has both 'reasoning' and 'reasoning_content', and they differ; leave one out")
     content = value.get("content")
@@ -102,7 +105,10 @@ def _call(value: Any, what: str) -> ToolCall:
         raise InputError(f"{what} must be {wanted}, it is {_told(value)}")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        try:
+            arguments = as_json(arguments)
+        except InputError as error:
+            raise InputError(f"{what}'s arguments: {error}") from None
     return ToolCall(
         text_of_value(function["name"], f"{what}'s name"),
         text_of_value(arguments, f"{what}'s arguments"),

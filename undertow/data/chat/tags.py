@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 # Bounds of what is held back.
 _SPACE = re.compile(r"\s{0,16}")
-_LONGEST_NAME = 1024
+LONGEST_NAME = 1024
+"""Characters of the longest name in a tag."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _match(text: str, start: int, tag: Tag) -> Found | None:
 
 def _named(text: str, start: int, at: int, tag: Tag) -> Found | None:
     """`tag`, of which `text` has the heads from `start` to `at`."""
-    last = at + _LONGEST_NAME  # where a tail starts at the latest
+    last = at + LONGEST_NAME  # where a tail starts at the latest
     window = last + max(map(len, tag.tails))
     places = [text.find(each, at, window + len(each)) for each in tag.barriers]
     barrier = min((place for place in places if place >= 0), default=window)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from undertow.config.errors import InputError
 from undertow.data.chat.markers import ANSWER, DSML, THINK
 
 UTMOST_EFFORT = (
@@ -66,8 +67,16 @@ def tool_schemas(tools: Iterable[Mapping[str, Any]]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """JSON as the format writes it: a blank after commas and colons, letters beyond ASCII as themselves."""
-    return json.dumps(value, ensure_ascii=False)
+    """JSON as the format writes it: a blank after commas and colons, letters beyond ASCII as themselves.
+
+    Raises `InputError` for what JSON does not have, or is too deep.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"a value cannot be written as JSON ({error}); give strings, numbers, lists and objects"
+        ) from None
 
 
 def tool_result(content: str) -> str:
