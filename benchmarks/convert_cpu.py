@@ -1,10 +1,10 @@
 """Conversion at size: memory, rate against a plain copy, and going on after kills, on a model of a few gigabytes.
 
-    python benchmarks/convert_cpu.py DIRECTORY [--tensor-gb 3.2] [--rounds 3]
+    python -m benchmarks.convert_cpu DIRECTORY [--tensor-gb 3.2] [--rounds 5] [--json FILE]
 
 DIRECTORY needs some 30 GB. The model has one layer whose stacked experts are one tensor of the given size in BF16.
-Prints one JSON object: anonymous memory at its peak in MB (sampled), seconds of each conversion and of a plain copy of
-the same bytes, synced to disk alike, medians of rounds that take turns, and what each kill left to do.
+Prints one JSON object, and writes it to FILE: anonymous memory at its peak in MB (sampled), seconds of each conversion and
+of a plain copy of the same bytes, synced to disk alike, medians of rounds that take turns, and what each kill left to do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.environment import environment
 from undertow.checkpoint.convert.conversion import convert
 from undertow.checkpoint.convert.target import Wish
 from undertow.checkpoint.header import BITS, size_of
@@ -151,12 +152,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tensor-gb", type=float, default=3.2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     place: Path = given.directory
     place.mkdir(parents=True)
     try:
-        print(json.dumps(measure(place, shape_of(given.tensor_gb), given.rounds), indent=2))
+        told = json.dumps({**environment(), **measure(place, shape_of(given.tensor_gb), given.rounds)}, indent=2)
+        print(told)
+        if given.json:
+            given.json.write_text(told + "\n")
     finally:
         shutil.rmtree(place)
 

@@ -64,3 +64,14 @@ def test_records():
 def test_what_serves_here():
     assert refusal(DEVICE, WEIGHTS.block) is None and refusal(DEVICE, WHOLE) is not None
     assert converts(DEVICE) is (torch.cuda.get_device_capability() >= (8, 9))
+
+
+@pytest.mark.parametrize("largest", [3e38, 6.0, 1.0, 1e-30, 1e-37, 2e-38, 0.0])
+def test_every_bfloat16_in_mxfp4_beside_the_largest_of_its_group(largest):
+    """NVIDIA's kernel takes two numbers an instruction; the CPU tests cannot run it."""
+    numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    groups = torch.full((65536, 32), largest).bfloat16()
+    groups[:, 5], groups[:, 18] = numbers, -numbers
+    here, there = quantise(groups, MXFP4), quantise(groups.to(DEVICE), MXFP4)
+    assert torch.equal(here.payload.view(torch.uint8), there.payload.view(torch.uint8).cpu())
+    assert torch.equal(here.scales.view(torch.uint8), there.scales.view(torch.uint8).cpu())

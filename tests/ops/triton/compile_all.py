@@ -32,7 +32,7 @@ def _blocks(hardware: bool):
             yield f"de{name} fnuz={fnuz}", block_scales._dequantise, types, constants, 4
 
 
-def _others(hardware: bool):
+def _others(hardware: bool, by_pairs: bool):
     shape = {"SIZE": 584, "PLAIN": 448, "ROTATED": 64, "GROUPS": 8, "TURNED": 64, "HARDWARE": hardware}
     types = {"entries": "*bf16", "stride": "i32", "records": "*u8", "turned": "*bf16", "count": "i32", "floor": "i32"}
     yield "write records", records._write, types, {**shape, "ROWS": 16}, 2
@@ -41,7 +41,7 @@ def _others(hardware: bool):
     sizes = {"rows": "i32", "pairs": "i32", "grid_columns": "i32"}
     types = {"words": "*i32", "codes": "*u8", "scales": "*u8", **sizes}
     tile = {"ROWS": mxfp4._ROWS, "GROUPS": mxfp4._GROUPS}
-    yield "write mxfp4", mxfp4._write, {**types, "floor": "i32"}, tile, 1
+    yield "write mxfp4", mxfp4._write, {**types, "floor": "i32"}, {**tile, "BY_PAIRS": by_pairs}, 1
     yield "read mxfp4", mxfp4._read, types, tile, 2
 
 
@@ -49,7 +49,10 @@ def facts(chip: Chip, few: bool) -> list[dict[str, object]]:
     """Of every kernel, or of those beside blocks alone."""
     hardware = chip.name != "gfx942"
     found = []
-    for name, kernel, types, constants, warps in (*([] if few else _blocks(hardware)), *_others(hardware)):
+    for name, kernel, types, constants, warps in (
+        *([] if few else _blocks(hardware)),
+        *_others(hardware, chip.name == "sm_90"),
+    ):
         made = compile_for(chip, kernel, types, constants, warps=warps)
         found.append({"name": name, "fits": made.fits, "registers": made.registers, "spilled": made.spilled})
     return found
