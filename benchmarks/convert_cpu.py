@@ -3,8 +3,9 @@
     python -m benchmarks.convert_cpu DIRECTORY [--tensor-gb 3.2] [--rounds 5] [--json FILE]
 
 DIRECTORY needs some 30 GB. The model has one layer whose stacked experts are one tensor of the given size in BF16.
-Prints one JSON object, and writes it to FILE: anonymous memory at its peak in MB (sampled), seconds of each conversion and
-of a plain copy of the same bytes, synced to disk alike, medians of rounds that take turns, and what each kill left to do.
+Prints one JSON object, and writes it to FILE: anonymous memory at its peak in MB (sampled), seconds of each conversion
+and of a plain copy of the same bytes, synced to disk alike, medians of rounds that take turns, and what each kill left
+to do.
 """
 
 from __future__ import annotations
