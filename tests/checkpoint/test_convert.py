@@ -7,6 +7,7 @@ import resource
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,22 @@ def chain(start: Path, *wishes: Wish) -> tuple[Path, list[Report]]:
     places = [start, *(start.with_name(f"{start.name}-{i}") for i in range(len(wishes)))]
     reports = [convert(a, b, wish, verify=True) for (a, b), wish in zip(pairwise(places), wishes, strict=True)]
     return places[-1], reports
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gguf",), "unknown format 'gguf' of a conversion; give one of released, transformers, undertow"),
+        (("hf", "int4"), "unknown format 'hf' of a conversion; give one of released, transformers, undertow"),
+        (("released", "FP4"), "unknown precision 'FP4' of a conversion; give one of None, fp32, bf16, fp8, fp4"),
+        (("released", "fp4", "amd"), "unknown dialect 'amd' of a conversion; give one of None, ocp, fnuz"),
+        (("released", ["fp4"]), "unknown precision ['fp4'] of a conversion; give one of None, fp32, bf16, fp8, fp4"),
+    ],
+)
+def test_a_wish_that_is_none(words: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Wish(*words)
+    assert str(caught.value) == said
 
 
 WAYS = {
@@ -188,6 +205,30 @@ def test_flash_with_all_its_names_comes_back(way: Wish, target: Path) -> None:
     assert_bytes(tensors_of(last), wanted)
 
 
+@pytest.mark.slow
+def test_flash_with_all_its_names_goes_to_fnuz_and_back(target: Path) -> None:
+    wanted = write_release(target, small_flash())
+    assert len(wanted) == 69187
+    last, reports = chain(target, Wish(dialect="fnuz"), Wish(dialect="ocp"))
+    assert [(report.tensors, report.rounded) for report in reports] == [(69187, 0)] * 2
+    between, after = tensors_of(target.with_name("model-0")), tensors_of(last)
+    fp8 = {name for name, tensor in wanted.items() if tensor.dtype is torch.float8_e4m3fn}
+    assert len(fp8) == 375
+    for name in fp8:
+        scale = name.removesuffix("weight") + "scale"
+        codes = wanted[name].view(torch.uint8)
+        canonical = codes.masked_fill(codes == 0x80, 0)
+        assert between[name].dtype is torch.float8_e4m3fnuz and after[name].dtype is torch.float8_e4m3fn
+        assert torch.equal(between[name].view(torch.uint8), canonical), name
+        assert torch.equal(between[scale].view(torch.uint8), wanted[scale].view(torch.uint8) + 1), scale
+        numbers = from_stored(name, wanted[name], wanted[scale]).dequantise()
+        for held in (between, after):
+            assert torch.equal(from_stored(name, held[name], held[scale]).dequantise(), numbers), name
+        wanted[name] = canonical.view(torch.float8_e4m3fn)
+    assert any(bool((wanted[name].view(torch.uint8) == 0).any()) for name in fp8)
+    assert_bytes(after, wanted)
+
+
 def test_the_model_computes_the_same_in_every_format(target: Path) -> None:
     write_release(target, tiny())
     ids = torch.randint(0, 64, (1, 40), generator=torch.Generator().manual_seed(0))
@@ -267,6 +308,41 @@ def test_unknown_draft_modules_pass_unchanged(target: Path) -> None:
     assert released["dspark_stages"] == 3 and released["num_nextn_predict_layers"] == 3
     last, _ = chain(target.with_name("other-releasedbf16"), FP4)
     assert_bytes(tensors_of(last), tensors)
+
+
+@pytest.mark.parametrize("name", ["mtp.0.ffn.experts.0.w1.weight", "mtp.0.ffn.experts.0.w1.scale"])
+@pytest.mark.parametrize("wish", [RELEASED, FP4, HF])
+def test_a_draft_under_a_name_that_is_written_is_refused(name: str, wish: Wish, target: Path) -> None:
+    write_release(target, tiny())
+    native, [_] = chain(target, NATIVE)
+    [file] = native.glob("model-*.safetensors")
+    save_file({**load_file(file), name: torch.full((3,), 7.0)}, file)
+    index = native / "model.safetensors.index.json"
+    held = json.loads(index.read_text())["weight_map"] | {name: file.name}
+    index.write_text(json.dumps({"weight_map": held}))
+    before = set(target.parent.iterdir())
+    said = f"{name}: a draft module's tensor, and {wish.spelling} names have another one of this name; rename it"
+    with pytest.raises(InputError, match=said):
+        convert(native, target.with_name("other"), wish)
+    assert set(target.parent.iterdir()) == before
+    convert(native, target.with_name("other"), NATIVE, verify=True)
+    assert tensors_of(target.with_name("other"))[name].tolist() == [7.0] * 3
+
+
+def test_many_drafts_and_many_files(target: Path) -> None:
+    """Their names and files are walked once, not once for each other."""
+    config = tiny()
+    write_release(target, config)
+    index = target / "model.safetensors.index.json"
+    placed = json.loads(index.read_text())["weight_map"]
+    for file in range(3_000):
+        names = [f"mtp.9.x{file}.{number}" for number in range(20)]
+        head = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+        (target / f"x{file}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+        placed |= dict.fromkeys(names, f"x{file}.safetensors")
+    index.write_text(json.dumps({"weight_map": placed}))
+    report = convert(target, target.with_name("other"), BF16, dry_run=True)
+    assert len(report.drafts) == 60_000 and report.tensors == 60_308
 
 
 def test_files_beside_the_weights_are_carried(target: Path) -> None:

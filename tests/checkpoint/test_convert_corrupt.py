@@ -78,6 +78,32 @@ def twice_in_index(folder: Path) -> None:
     (folder / INDEX).write_text(text.replace('{"weight_map": {', '{"weight_map": {"embed.weight": "x.safetensors", '))
 
 
+def many_twice(folder: Path) -> None:
+    entries = ",".join(f'"n{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(50_000))
+    text = f'{{{entries},"n49999":1}}'.encode()
+    (folder / FIRST).write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def in_utf16(folder: Path) -> None:
+    data = (folder / FIRST).read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    text = data[8 : 8 + size].decode().encode("utf-16")
+    (folder / FIRST).write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def renamed(name: str) -> Callable[[Path], None]:
+    """The embedding under another name, in its file alone."""
+
+    def change(values: dict) -> None:
+        values[name] = values.pop("embed.weight")
+
+    return lambda folder: header(folder / FIRST, change)
+
+
+def shape(value: object) -> Callable[[Path], None]:
+    return lambda folder: header(folder / FIRST, lambda values: values["embed.weight"].update(shape=value))
+
+
 def in_two_files(folder: Path) -> None:
     tensors = load_file(folder / SECOND)
     save_file({**tensors, "embed.weight": torch.zeros(1)}, folder / SECOND)
@@ -92,6 +118,10 @@ def pickled(folder: Path) -> None:
 
 def pickle_as_shard(folder: Path) -> None:
     (folder / FIRST).write_bytes(pickle.dumps({"embed.weight": [1.0]}))
+
+
+def archive_as_shard(folder: Path) -> None:
+    torch.save({"embed.weight": torch.ones(3)}, folder / FIRST)
 
 
 def loop(folder: Path) -> None:
@@ -129,6 +159,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(shape=[-1])), "has no dtype, shape"),
     "unknown type": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(dtype="X")), "unknown type 'X'"),
     "type that is a list": (lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(dtype=[])), "has no dtype"),
+    "many twice in a header": (many_twice, "its header names 'n49999' twice"),
+    "header in UTF-16": (in_utf16, "its header is no JSON"),
+    "shape that is a text": (shape(""), "the entry of embed.weight has no dtype, shape"),
+    "shape that is an object": (shape({}), "the entry of embed.weight has no dtype, shape"),
+    "too many sides": (shape([1] * 100_000), "embed.weight has 100000 dimensions, 64 at most are read"),
+    "sides beyond count": (
+        shape([2**62] * 64),
+        "embed.weight is BF16 [4611686018427387904, 4611686018427387904, 46116860184273879..., whose sides are too",
+    ),
+    "long sides of nothing": (
+        lambda f: header(f / FIRST, lambda v: v["embed.weight"].update(shape=[0, 2**62, 2], data_offsets=[0, 0])),
+        "embed.weight is BF16 [0, 4611686018427387904, 2], whose sides are too long",
+    ),
+    "name that steers a terminal": (renamed("a\nb\x1b[31mc"), "(they differ in a\\u000ab\\u001b[31mc, embed.weight)"),
+    "long name": (renamed("a" * 100_000), f"(they differ in {'a' * 60}..., embed.weight)"),
+    "file above": (lambda f: index(f, lambda m: m.update({"embed.weight": ".."})), "the file '..'; only files beside"),
+    "file without a name": (lambda f: index(f, lambda m: m.update({"embed.weight": ""})), "the file ''; only files"),
+    "more MTP blocks than files hold": (
+        lambda f: config(f, num_nextn_predict_layers=2),
+        "config.json: num_nextn_predict_layers is 2, the files hold 1 MTP block; set it to 1",
+    ),
     "missing shard": (lambda f: (f / SECOND).unlink(), "1 of 2 files of the index are absent"),
     "twice in a header": (twice_in_header, "its header names 'embed.weight' twice"),
     "twice in the index": (twice_in_index, "names 'embed.weight' twice"),
@@ -152,9 +203,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: config(f, n_routed_experts=10**8),
         "n_routed_experts is 100000000, the routers of the tensor files have 8",
     ),
-    "pickle": (pickled, "pytorch_model.bin is not read, since nothing is unpickled"),
-    "pickle as shard": (pickle_as_shard, f"{FIRST}: truncated or no safetensors file"),
-    "loop of links": (loop, "of the index are absent"),
+    "pickle": (pickled, "pytorch_model.bin: is a pickle, and there are no safetensors files; pickles are"),
+    "pickle as shard": (pickle_as_shard, f"{FIRST}: is a pickle under another name; pickles are never read"),
+    "archive as shard": (archive_as_shard, f"{FIRST}: is a pickle under another name; pickles are never read"),
+    "pickle in the index": (
+        lambda f: index(f, lambda m: m.update({"embed.weight": "pytorch_model.bin"})),
+        f"pytorch_model.bin: is a pickle that {INDEX} lists; pickles are never read",
+    ),
+    "loop of links": (loop, f"{FIRST}: cannot be read (Too many levels of symbolic links)"),
     "index that is a loop": (loop_of_index, f"{INDEX}: cannot be read"),
     "pipe as shard": (pipe(FIRST), f"{FIRST}: cannot be read (a pipe or a device, no file)"),
     "pipe as index": (pipe(INDEX), f"{INDEX}: cannot be read (a pipe or a device, no file)"),
@@ -176,6 +232,7 @@ def test_damage_is_one_line_and_nothing_is_written(
     assert main(["convert", str(source), str(tmp_path / "made"), *options]) == 2
     output = capsys.readouterr()
     assert output.err.count("\n") == 1 and output.err.startswith("error: ") and message in output.err
+    assert len(output.err) < 1000 and "\x1b" not in output.err
     assert "Traceback" not in output.err and output.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests import small_disk
 from tests.checkpoint.release import tiny, write_release
 from undertow.checkpoint.convert import conversion
 from undertow.checkpoint.convert.conversion import convert
+from undertow.checkpoint.convert.digest import file_digest, sampled_digest
 from undertow.checkpoint.convert.journal import Journal
 from undertow.checkpoint.convert.target import Wish
 from undertow.config.errors import DoesNotFit, InputError, UndertowError
@@ -74,8 +74,9 @@ def test_a_finished_conversion_is_left_alone(source: Path, tmp_path: Path) -> No
     place = tmp_path / "place"
     report = convert(source, place, BF16, SHARD)
     before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
-    (tmp_path / ".place.journal").write_text("left by a kill between two steps")
+    (tmp_path / ".place.journal").write_text('{"conversion": 1}\n')  # left by a kill between the last two steps
     again = convert(source, place, BF16, SHARD, verify=True)
+    assert again.already and not report.already
     assert again.resumed == report.files and before == {path: path.stat().st_mtime_ns for path in place.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "source"]
 
@@ -105,11 +106,12 @@ def test_targets_that_are_taken(source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     convert(source, place, BF16, SHARD)
     before = contents(place)
-    assert "holds a conversion of another source or to another format" in refused(source, place, Wish("undertow"))
-    time.sleep(0.01)
-    os.utime(source / "config.json")
-    os.utime(source / "model-00001-of-00002.safetensors")
-    assert "holds a conversion of another source" in refused(source, place)
+    assert "with --to released --dtype bf16, not --to undertow; give what" in refused(source, place, Wish("undertow"))
+    file = source / "model-00001-of-00002.safetensors"
+    held = file.read_bytes()
+    file.write_bytes(held[:-1] + bytes([held[-1] ^ 1]))
+    assert "holds a conversion of another source, or of this one before its files changed" in refused(source, place)
+    file.write_bytes(held)
     assert contents(place) == before
     (place / "conversion.json").unlink()
     assert "exists and is no finished conversion" in refused(source, place)
@@ -118,6 +120,45 @@ def test_targets_that_are_taken(source: Path, tmp_path: Path) -> None:
     empty.mkdir()
     convert(source, empty, BF16, SHARD)
     assert (empty / "config.json").exists()
+
+
+def test_a_source_is_known_by_what_it_holds(source: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, of: int) -> None:
+        if done > of // 2:
+            raise KeyboardInterrupt
+
+    place, copy = tmp_path / "place", tmp_path / "copy"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, place, BF16, SHARD, progress=stop)
+    for file in source.iterdir():
+        os.utime(file, (1, 1))
+    assert convert(source, place, BF16, SHARD).resumed > 3
+    before = contents(place)
+    shutil.copytree(source, copy, copy_function=shutil.copyfile)
+    assert convert(copy, place, BF16, SHARD, verify=True).already
+    (copy / "LICENSE").write_text("another")
+    assert "holds a conversion of another source" in refused(copy, place)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("at", [0, 99_999, 1 << 23, (1 << 24) + 99_999])
+def test_a_sample_of_a_large_file_sees_what_is_trained(at: int, tmp_path: Path) -> None:
+    head, size = 100_000, (1 << 24) + 100_000
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+    whole = sampled_digest(file, head)
+    assert whole == sampled_digest(file, head) != file_digest(file)
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(b"\1" * (1 if at < head or at + 1 == size else 1 << 17))
+    assert sampled_digest(file, head) != whole
+    file.write_bytes(bytes(size + 1))
+    assert sampled_digest(file, head) != whole
+
+
+def test_a_file_of_16_mib_is_summed_up_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 24))
+    assert sampled_digest(tmp_path / "file") == file_digest(tmp_path / "file")
 
 
 def _file(folder: Path) -> Path:
@@ -141,7 +182,8 @@ def test_an_unfinished_conversion_of_another_kind_is_named(source: Path, tmp_pat
     place = tmp_path / "place"
     with pytest.raises(KeyboardInterrupt):
         convert(source, place, BF16, SHARD, progress=stop)
-    assert "holds an unfinished conversion of another source" in refused(source, place, Wish("undertow"))
+    said = refused(source, place, Wish("undertow"))
+    assert "holds an unfinished conversion with --to released --dtype bf16, not --to undertow; finish that" in said
     assert convert(source, place, BF16, SHARD).done
 
 
@@ -165,17 +207,24 @@ def test_what_no_conversion_wrote_is_not_removed(source: Path, tmp_path: Path) -
     os.mkfifo(journal)
     assert f"{journal}: is a pipe or a device, no journal" in refused(source, tmp_path / "place")
     journal.unlink()
-    journal.write_text("no\njournal")
-    assert f"{journal}: damaged" in refused(source, tmp_path / "place") and journal.read_text() == "no\njournal"
-    journal.unlink()
+    for foreign in ("no\njournal", "a line that does not end", '{"other": 1}\n'):
+        journal.write_text(foreign)
+        assert f"{journal}: is no journal of a conversion; remove it" in refused(source, tmp_path / "place")
+        assert journal.read_text() == foreign
+    journal.write_text('{"conversion": 1}\n{"file": 3}\n')
+    assert f"{journal}: damaged" in refused(source, tmp_path / "place")
+    journal.write_text('{"conv')  # as a kill leaves it
     work.mkdir()
     convert(source, tmp_path / "place", BF16, SHARD)
+    journal.write_text("a line that does not end")
+    assert convert(source, tmp_path / "place", BF16, SHARD).already
+    assert journal.read_text() == "a line that does not end"
 
 
 def test_a_conversion_that_lost_a_file_is_not_finished(source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     convert(source, place, BF16, SHARD)
-    for name in ("model-00002-of-", "config.json", "LICENSE", "SHA256SUMS", "model.safetensors.index.json", "scales"):
+    for name in ("model-00002-of-", "config.json", "LICENSE", "SHA256SUMS", "model.safetensors.index.json"):
         file = next(path for path in place.iterdir() if path.name.startswith(name))
         held = file.read_bytes()
         file.unlink()

@@ -30,6 +30,24 @@ def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
         assert tensor.dtype == right[name].dtype and torch.equal(tensor, right[name]), name
 
 
+@pytest.mark.parametrize("device", ["pipe", "/dev/zero", "loop"])
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_what_never_ends_is_not_waited_for(
+    device: str, name: str, make_model: Callable, debug: ModelConfig, target: Path
+) -> None:
+    save_model(make_model(debug), target)
+    (target / name).unlink()
+    if device == "pipe":
+        os.mkfifo(target / name)
+    else:
+        (target / name).symlink_to(name if device == "loop" else device)
+    why = (
+        "Too many levels of symbolic links" if device == "loop" else "it is no regular file|a pipe or a device, no file"
+    )
+    with pytest.raises(InputError, match=rf"{name}: cannot be read \(({why})\)"):
+        load_model(target)
+
+
 @pytest.mark.parametrize("format", WRITE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shard_bytes", [10**9, 100_000])

@@ -16,7 +16,7 @@ from undertow.checkpoint.folder import checkpoint_path, latest_checkpoint, prune
 from undertow.checkpoint.progress import read_progress
 from undertow.checkpoint.snapshot import Snapshot, take_snapshot
 from undertow.checkpoint.training import Progress, save_checkpoint
-from undertow.config.errors import UndertowError
+from undertow.config.errors import InputError, UndertowError
 
 
 def saved(folder: Path, *steps: int) -> None:
@@ -61,6 +61,18 @@ def killed(folder: Path, taken: Snapshot, moment: int) -> bool:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, 9)
     return code == 9
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    saved(tmp_path, 1)
+    (tmp_path / "step-1" / "progress.json").unlink()
+    os.mkfifo(tmp_path / "step-1" / "progress.json")
+    with pytest.raises(InputError, match=r"progress\.json: damaged"):
+        read_progress(tmp_path / "step-1" / "progress.json")
+    (tmp_path / "latest").unlink()
+    os.mkfifo(tmp_path / "latest")
+    with pytest.raises(InputError, match=r"latest: cannot be read \(it is no regular file\)"):
+        latest_checkpoint(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

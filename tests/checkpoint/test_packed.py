@@ -59,17 +59,42 @@ def test_packed_tensors_keep_their_bytes(target: Path) -> None:
 
 
 def test_fp8_experts_stack_where_blocks_fit(target: Path) -> None:
-    config = tiny(hidden_size=256, moe_intermediate_size=128)
+    config = tiny(hidden_size=192, moe_intermediate_size=128)
     write_release(target, config, release_tensors(config, experts="fp8"))
-    experts = read_packed(target)["layers.1.ffn.experts.w13"]
-    assert isinstance(experts, Quantised) and experts.scales.shape == (config.n_routed_experts, 2, 2)
-    assert torch.equal(experts.dequantise(), load_model(target).state_dict()["layers.1.ffn.experts.w13"])
+    packed, plain = read_packed(target), load_model(target).state_dict()
+    for name in ("layers.1.ffn.experts.w13", "layers.1.ffn.experts.w2"):
+        experts = packed[name]
+        assert isinstance(experts, Quantised) and experts.scales.shape[:2] == (config.n_routed_experts, 2)
+        assert torch.equal(experts.dequantise(), plain[name])
 
 
 def test_fp8_experts_whose_blocks_would_span_two_are_named(target: Path) -> None:
     write_release(target, tiny(), release_tensors(tiny(), experts="fp8"))
-    with pytest.raises(InputError, match=r"layers\.0\.ffn\.experts\.w13: blocks of 128x128 do not fit"):
+    with pytest.raises(InputError) as caught:
         read_packed(target)
+    assert str(caught.value) == (
+        f"{target}: layers.0.ffn.experts.w13: moe_intermediate_size is 160, and FP8 experts in blocks of 128x128, w1 "
+        "above w3, need a multiple of 128; use load_model, which dequantises them"
+    )
+
+
+def test_fp4_experts_stack_at_any_width(target: Path) -> None:
+    tensors = write_release(target, tiny(moe_intermediate_size=160))
+    experts = read_packed(target)["layers.1.ffn.experts.w13"]
+    assert isinstance(experts, Quantised) and experts.shape[1] == 320
+    assert torch.equal(experts.payload[2, :160].view(torch.int8), tensors[EXPERT])
+    assert torch.equal(experts.dequantise(), load_model(target).state_dict()["layers.1.ffn.experts.w13"])
+
+
+def test_a_file_and_an_absent_directory_are_told_apart(target: Path) -> None:
+    write_release(target, tiny())
+    file = target / "model-00001-of-00002.safetensors"
+    for read in (read_packed, load_model):
+        with pytest.raises(InputError) as caught:
+            read(file)
+        assert str(caught.value) == (f"{file}: is a file; a model is loaded from the directory that holds config.json")
+        with pytest.raises(InputError, match="no such directory; models are read from disk, none are downloaded"):
+            read(target / "absent")
 
 
 def mislabelled(config: ModelConfig, kind: str) -> tuple[dict[str, torch.Tensor], str, str]:

@@ -69,7 +69,7 @@ def refused(folder: Path) -> str:
 def test_directories_without_safetensors(tmp_path: Path) -> None:
     assert "no safetensors files" in refused(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert "pytorch_model.bin is not read, since nothing is unpickled" in refused(tmp_path)
+    assert "pytorch_model.bin: is a pickle, and there are no safetensors files" in refused(tmp_path)
     save_file({"a": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
     assert f"neither model.safetensors nor {INDEX}" in refused(tmp_path)
 

@@ -205,6 +205,15 @@ def turns(*roles: str) -> dict:
             "the text holds half a surrogate pair",
         ),
         ({"messages": TURNS, "tools": [{"name": "f"}]}, "tool 1 must be .*, it is another object"),
+        (
+            {
+                "messages": [
+                    TURNS[0],
+                    {"role": "assistant", "tool_calls": [CALL, {"function": {**FUNCTION, "name": "a\nb"}}]},
+                ]
+            },
+            r"message 2's tool call 2: the call of 'a\\nb' has the function name 'a\\nb' with a line break; a name ",
+        ),
         ({"messages": [{"role": "user", "content": "x", "task": "sing"}, TURNS[1]]}, "message 1 has the task 'sing'"),
         (
             {
@@ -213,7 +222,7 @@ def turns(*roles: str) -> dict:
                     {"role": "assistant", "tool_calls": [{"function": {**FUNCTION, "arguments": "3"}}]},
                 ]
             },
-            "the call of 'f' has the arguments 3; they must be the text of a JSON object",
+            "message 2's tool call 1: the call of 'f' has the arguments 3; they must be the text of a JSON object",
         ),
     ],
 )

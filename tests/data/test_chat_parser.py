@@ -164,11 +164,37 @@ CALL = [CallStart(0, "f"), CallArguments(0, "{}"), CallEnd(0)]
         (f"{OPEN}{STRING}x", [CallStart(0, "f"), CallArguments(0, '{"a": "x'), End(0, False)]),
         (f"{OPEN}{STRING}x{END}", [CallStart(0, "f"), CallArguments(0, '{"a": "x'), End(0, False)]),
         (f"{OPEN}{JSON}no{SHUT}{CLOSE}", [CallStart(0, "f"), CallArguments(0, '{"b": no}'), CallEnd(0), End(1, True)]),
+        (
+            f'{OPEN}<｜DSML｜parameter name="a">b" string="true">x{SHUT}{CLOSE}',
+            [
+                CallStart(0, "f"),
+                Content(f'<｜DSML｜parameter name="a">b" string="true">x{SHUT}\n'),
+                *CALL[1:],
+                End(1, True),
+            ],
+        ),
         (f"{OPEN}{CLOSE[:-4]}", [*CALL, Content("</｜DSML｜tool_ca"), End(1, False)]),
     ],
 )
 def test_malformed_calls_come_out_as_content_or_stay_open(text: str, events: list[Event]):
     assert parsed(text) == events == parsed(text, cuts=tuple(range(len(text))))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        (f"{STRING}1{SHUT}{STRING}2{SHUT}", '{"a": "1", "a": "2"}'),
+        (f'{JSON}"\\ud800"{SHUT}', '{"b": "\\ud800"}'),
+        (f'{JSON}{{"c": 1, "c": 2}}{SHUT}', '{"b": {"c": 1, "c": 2}}'),
+    ],
+)
+def test_arguments_that_would_lose_something_are_written_as_one_string(parameters: str, arguments: str):
+    message = message_of(parsed(f"{OPEN}{parameters}{CLOSE}"))
+    assert message.calls == (ToolCall("f", arguments),)
+    written = text_of(render([Message("user", "u"), message], "none"))
+    assert f'<｜DSML｜parameter name="arguments" string="true">{arguments}{SHUT}' in written
+    assert written.count("parameter name=") == 1
+    assert encode([Message("user", "u"), message], chat_tokenizer(), "none").ids.size
 
 
 def test_a_call_that_did_not_end_is_no_call():

@@ -8,7 +8,17 @@ import pytest
 from tests.data.dsv4 import encoder
 from tests.data.talks import Talk
 from undertow.config.errors import InputError
-from undertow.data.chat import TASKS, Message, ToolCall, read_messages, render, text_of, with_tools
+from undertow.data.chat import (
+    TASKS,
+    Effort,
+    Message,
+    ToolCall,
+    opens_answer,
+    read_messages,
+    render,
+    text_of,
+    with_tools,
+)
 from undertow.data.chat.wording import UTMOST_EFFORT
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -129,6 +139,29 @@ def test_tasks_reminders_and_prefixes():
     assert written(prefix, "high") == "s<｜User｜>u<｜Assistant｜><think>r</think>To be"
 
 
+@pytest.mark.parametrize("effort", ["none", "high", "max"])
+@pytest.mark.parametrize(
+    ("last", "opens"),
+    [
+        (Message("user", "x"), True),
+        (Message("tool", "x"), True),
+        (Message("developer", "x"), True),
+        (Message("system", "x"), False),
+        (Message("latest_reminder", "x"), False),
+        (Message("assistant", "x"), False),
+        (Message("assistant", "x", prefix=True), True),
+        (Message("system", "x", task="title"), True),
+        (Message("latest_reminder", "x", task="action"), True),
+    ],
+)
+def test_which_messages_open_an_answer(last: Message, opens: bool, effort: Effort):
+    text = text_of(render([Message("user", "u"), last], effort))
+    marker = next((each for each in ("<think>", "</think>", *TASKS.values()) if text.endswith(each)), None)
+    assert opens_answer([Message("user", "u"), last]) is opens
+    assert opens is (marker is not None or (last.prefix and text.endswith("x")))
+    assert not opens_answer([])
+
+
 def test_only_what_an_assistant_says_is_learned():
     pieces = render([*CALLED, Message("assistant", "d", "q")], "high", keep_reasoning=True)
     learned = "".join(piece.text for piece in pieces if piece.learned)
@@ -153,9 +186,14 @@ def test_only_what_an_assistant_says_is_learned():
             (
                 Message("assistant", calls=(ToolCall("f", json.dumps({name: 1})),)),
                 "none",
-                "the call of 'f' has the para",
+                f"the call of 'f' has the parameter name '.*' with {fault}; a name has at most 1024 characters, no",
             )
-            for name in ("a\nb", 'a" string="true">', 'a">', "x" * 1025)
+            for name, fault in (
+                ("a\nb", "a line break"),
+                ('a" string="true">', '">'),
+                ('a">', '">'),
+                ("x" * 1025, "1025 characters"),
+            )
         ),
         (Message("assistant", calls=(ToolCall('f">', "{}"),)), "none", "the call of 'f\">' has the function name"),
         (Message("system", tools=({"name": {1}},)), "none", "a value cannot be written as JSON"),
@@ -169,8 +207,8 @@ def test_what_the_format_cannot_say_is_refused(message: Message, effort, told: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400", "[1, NaN]"])
-def test_numbers_that_json_has_not_make_the_arguments_one_string(value: str):
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400", "[1, NaN]", '1, "a": 2', '"\\udc00"', '{"\\ud800": 1}'])
+def test_what_json_has_not_or_would_be_lost_makes_the_arguments_one_string(value: str):
     arguments = f'{{"a": {value}}}'
     text = written([Message("user", "u"), Message("assistant", "c", calls=(ToolCall("f", arguments),))])
     assert f'<｜DSML｜parameter name="arguments" string="true">{arguments}</｜DSML｜parameter>' in text

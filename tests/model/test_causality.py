@@ -109,9 +109,9 @@ def test_a_later_document_changes_no_bit_of_an_earlier_one(models):
 @torch.no_grad()
 def test_a_leak_is_noticed(monkeypatch):
     """Entries of a group shown before the group is complete."""
-    real = REFERENCE["sparse_attention"]
+    real = REFERENCE["csa_attention"]
     monkeypatch.setitem(
-        REFERENCE, "sparse_attention", lambda *given, ratio=0, **named: real(*given, ratio=max(ratio - 1, 0), **named)
+        REFERENCE, "csa_attention", lambda *given, ratio=0, **named: real(*given, ratio=max(ratio - 1, 0), **named)
     )
     model = build(512, invariant=True)
     ids, places = changed(model.config.vocab_size, 33)

@@ -183,6 +183,7 @@ def attention(patch, change):
         return op(**(named | change(named)))
 
     operator(patch, "sparse_attention", call)
+    operator(patch, "csa_attention", call)
 
 
 def no_sink(patch):

@@ -35,7 +35,8 @@ def decoded(format) -> torch.Tensor:
 
 def encoded(values: torch.Tensor, format) -> torch.Tensor:
     """The codes of `values` as ml_dtypes rounds them; NaN above the largest, where this package clamps."""
-    return torch.from_numpy(values.numpy().astype(TYPES[format]).view(np.uint8).copy())
+    with np.errstate(invalid="ignore"):  # NaN among them is meant
+        return torch.from_numpy(values.numpy().astype(TYPES[format]).view(np.uint8).copy())
 
 
 def nearest(value: float, format) -> int:
@@ -47,13 +48,18 @@ def nearest(value: float, format) -> int:
     return code | (negative << (format.bits - 1))
 
 
+def steps(format) -> list[tuple[Fraction, Fraction]]:
+    """Each two neighbours among the numbers from zero up."""
+    return list(itertools.pairwise(POSITIVE[format]))
+
+
 def boundaries(format) -> torch.Tensor:
     """Every number, every tie between two, and their next float32 on either side, with both signs.
 
     Rounding never decreases, so an encoder that is right on these is right on every float32 between them.
     """
     positive = [float(number) for number in POSITIVE[format]]
-    ties = [(low + high) / 2 for low, high in itertools.pairwise(positive)]
+    ties = [float((low + high) / 2) for low, high in steps(format)]
     beyond = [positive[-1] + (positive[-1] - positive[-2]) / 2, positive[-1] * 2]
     exact = torch.tensor([*positive, *ties, *beyond])
     infinity = torch.tensor(float("inf"))

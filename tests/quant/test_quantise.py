@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -189,6 +190,34 @@ def test_what_cannot_be_quantised_is_refused():
         quantise(torch.zeros(2, 33), MXFP4)
 
 
+def test_values_that_lie_nowhere_and_floors_beyond_float32_are_refused():
+    with pytest.raises(InputError, match=r"^values of the layout torch\.sparse_coo: numbers that lie in memory"):
+        quantise(torch.zeros(2, 2).to_sparse(), WEIGHTS)
+    with pytest.raises(InputError, match=r"^values on the meta device: numbers that lie in memory"):
+        quantise(torch.zeros(2, 2, device="meta"), WEIGHTS)
+    for floor, told in ((1e300, "1e.300"), (float("inf"), "inf"), (float("nan"), "nan")):
+        with pytest.raises(InputError, match=f"^floor {told}: a finite magnitude that float32 holds"):
+            quantise(torch.zeros(2, 2), WEIGHTS, floor=floor)
+
+
+def test_what_is_no_tensor_and_no_scheme_is_refused():
+    with pytest.raises(InputError, match=r"^scheme 'fp8': a Scheme is expected, such as WEIGHTS or MXFP4 of undertow"):
+        quantise(torch.zeros(2, 2), "fp8")
+    with pytest.raises(
+        InputError, match=r"^values of type ndarray: a torch\.Tensor is expected; use torch\.from_numpy$"
+    ):
+        quantise(np.zeros((2, 2), dtype=np.float32), WEIGHTS)
+    with pytest.raises(InputError, match=r"^format 'fp8': E4M3, E4M3_FNUZ or E2M1 of undertow\.quant\.formats is exp"):
+        Scheme("fp8", Block(128, 128))
+    with pytest.raises(InputError, match=r"^blocks of \(128, 128\): a Block is expected, such as Block\(128, 128\) of"):
+        Scheme(E4M3, (128, 128))
+
+
+def test_the_largest_float32_reads_as_infinite():
+    found = quantise(torch.full((1, 128), 3.4e38), ACTIVATIONS)
+    assert found.scales.float().tolist() == [[2.0**120]] and bool(found.dequantise().isinf().all())
+
+
 def test_schemes_that_are_none_are_refused():
     with pytest.raises(InputError, match=r"FP4 with blocks of 128x128 and ue8m0 scales: 1x32 and ue8m0 \(MXFP4\)"):
         Scheme(E2M1, Block(128, 128))
@@ -200,6 +229,10 @@ def test_schemes_that_are_none_are_refused():
         Scheme(UE8M0, Block(1, 64))
     with pytest.raises(InputError, match="two positive numbers"):
         Scheme(E4M3, Block(0, 64))
+    with pytest.raises(InputError, match="two positive numbers"):
+        Scheme(E4M3, Block(True, True))
+    with pytest.raises(InputError, match=r"scales of type \['x'\]: ue8m0 or float32"):
+        Scheme(E4M3, Block(1, 64), ["x"])
 
 
 PROBE = """

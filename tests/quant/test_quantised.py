@@ -85,6 +85,16 @@ def test_a_wrong_grid_is_refused():
         Quantised(torch.zeros(128, dtype=E4M3.dtype), torch.ones(1), Block(1, 128))
 
 
+def test_what_is_no_tensor_and_no_block_is_refused():
+    payload, scales = torch.zeros(128, 128, dtype=E4M3.dtype), torch.ones(1, 1)
+    with pytest.raises(InputError, match=r"^blocks of \(128, 128\): a Block is expected, such as Block\(128, 128\) of"):
+        Quantised(payload, scales, (128, 128))
+    with pytest.raises(InputError, match=r"^codes of type ndarray: a torch\.Tensor is expected$"):
+        Quantised(payload.float().numpy(), scales, Block(128, 128))
+    with pytest.raises(InputError, match=r"^scales of type list: a torch\.Tensor is expected$"):
+        Quantised(payload, scales.tolist(), Block(128, 128))
+
+
 def test_what_it_is_cannot_be_set():
     made = quantise(torch.randn(4, 64), WEIGHTS)
     for name in ("scheme", "scales", "payload", "shape", "dialect"):

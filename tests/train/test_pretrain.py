@@ -14,6 +14,7 @@ from undertow.checkpoint.training import load_checkpoint
 from undertow.config.errors import ConfigError, DoesNotFit, InputError, UndertowError
 from undertow.config.resolve import resolve
 from undertow.model.transformer import Transformer
+from undertow.ops import OPS
 from undertow.optim.build import build_optimizer
 from undertow.train import fit
 from undertow.train import start as module
@@ -65,7 +66,9 @@ def test_a_run_and_its_directory(finished):
     assert [entry["step"] for entry in entries(run) if "eval/loss" in entry] == [2, 4]
     assert lines[0] == f"started: run directory {run}, on cpu"
     assert (outcome.progress.step, outcome.progress.tokens) == (4, 4 * 96)
-    assert json.loads((run / "environment.json").read_text())["system"] == "here"
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["system"] == "here"
+    assert environment["ops"] == dict.fromkeys(OPS, "reference") and lines[1] == "operators: all by reference"
 
 
 def test_a_checkpoint_is_a_model_directory(finished):
@@ -248,8 +251,13 @@ def test_what_cannot_run_is_refused_before_the_first_step(recipe, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"optimizations\.fp8: not built yet"):
         pretrain(recipe(run, "optimizations.fp8=on"), Shown())
-    with pytest.raises(InputError, match="backend 'triton' cannot serve here"):
-        pretrain(recipe(run, "attention.csa_backend=triton"), Shown())
+    for key in ("attention.backend", "attention.csa_backend", "ops.indexer_select"):
+        with pytest.raises(
+            InputError, match=rf"^{key}: backend 'triton' cannot serve here: triton kernels run on a GPU"
+        ):
+            pretrain(recipe(run, f"{key}=triton"), Shown())
+    with pytest.raises(InputError, match=r"^ops\.csa_attention auto: attention\.csa_backend chooses that backend"):
+        pretrain(recipe(run, "ops.csa_attention=auto"), Shown())
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="device 'cuda': torch sees no GPU here"):
             pretrain(recipe(run, "device=cuda"), Shown())

@@ -13,8 +13,8 @@ import torch
 
 from undertow.checkpoint.faults import Faults, check_values
 from undertow.checkpoint.names import Format, native_tensors, pieces
-from undertow.checkpoint.publish import TOKENIZER_FILES, previous_of, replacing
-from undertow.checkpoint.reading import read_tensors
+from undertow.checkpoint.publish import TOKENIZER_FILES, replacing
+from undertow.checkpoint.reading import existing_directory, read_tensors
 from undertow.checkpoint.shards import SHARD_BYTES, Entry, write_shards
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
@@ -41,7 +41,7 @@ def load_model(
     is wrong with the tensors: missing, surplus, misshapen, not finite, an unfilled hash table, a truncated file, FP8 or
     FP4 under a wrong label.
     """
-    directory = _existing(Path(path))
+    directory = existing_directory(Path(path))
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype}: a model is loaded as {', '.join(map(str, DTYPES))}")
     config = read_config(directory)
@@ -134,14 +134,3 @@ def _save_tokenizer(tokenizer: Any, directory: Path) -> None:
         tokenizer.save(directory)
     else:
         raise InputError(f"tokenizer: a {type(tokenizer).__name__} is neither a path nor has save_pretrained or save")
-
-
-def _existing(directory: Path) -> Path:
-    if directory.is_dir():
-        return directory
-    if directory.exists():
-        raise InputError(f"{directory}: is a file; a model is loaded from the directory that holds config.json")
-    previous = previous_of(directory)
-    if previous.is_dir():
-        raise InputError(f"{directory}: an interrupted save left the model at {previous}; rename it back")
-    raise InputError(f"{directory}: no such directory; models are read from disk, none are downloaded")

@@ -10,10 +10,11 @@ from undertow.checkpoint.names import Expected, scale_name
 from undertow.checkpoint.packed import is_low
 from undertow.checkpoint.shards import Header
 from undertow.config.errors import InputError
+from undertow.config.spelling import some
 
 _FLOATS = ("F64", "F32", "BF16", "F16")
 _INTEGERS = ("I64", "I32")
-_SHOWN = 3
+_SHOWN, _LONGEST = 3, 200
 
 
 class Faults:
@@ -33,10 +34,7 @@ class Faults:
     def raise_if_any(self, hint: str = "") -> None:
         """Raise `InputError` unless nothing was found; `hint` is the mend."""
         if self._found:
-            said = [
-                f"{len(names)} {kind} ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
-                for kind, names in self._found.items()
-            ]
+            said = [f"{len(names)} {kind} ({some(names, _SHOWN, _LONGEST)})" for kind, names in self._found.items()]
             raise InputError(f"{self.where}: {self.verdict}: {'; '.join(said)}{hint}")
 
 

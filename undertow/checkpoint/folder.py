@@ -14,9 +14,11 @@ from undertow.checkpoint.publish import previous_of, swap
 from undertow.checkpoint.shards import sync
 from undertow.checkpoint.snapshot import Snapshot, write_files
 from undertow.config.errors import InputError, UndertowError
+from undertow.config.reading import read_regular
 from undertow.data.tokenizer import Tokenizer
 
 LATEST = "latest"
+_LONGEST = 1 << 12  # bytes of `latest`
 _WRITING, _REMOVING, _PREVIOUS = ".writing", ".removing", ".previous"
 
 
@@ -81,7 +83,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not pointer.exists():
         return checkpoint_path(folder, steps[-1]) if steps else None
     try:
-        name = pointer.read_text("utf-8", errors="replace").strip()
+        name = read_regular(pointer, _LONGEST).decode("utf-8", errors="replace").strip()
     except OSError as error:
         raise InputError(
             f"{pointer}: cannot be read ({error.strerror}); make it a file with the name of a checkpoint "

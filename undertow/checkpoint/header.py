@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import re
 import stat
 import struct
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from undertow.config.errors import InputError
+from undertow.config.spelling import shortened
 
 DTYPES: dict[str, torch.dtype] = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -29,10 +32,15 @@ BITS = {
 }
 """Bits of an element of each type that the format knows."""
 
+NO_PICKLES = "pickles are never read, since they can run programs; load it with what wrote it and save safetensors"
+"""Why a pickle is refused, and the mend."""
+
 LONGEST = 100_000_000
 """Bytes of the longest header that the format allows."""
 
 _RAW = 8
+_SIDES = 64  # more than torch computes with
+_PICKLED = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")  # PyTorch's files: a zip archive with one, or one alone
 
 
 class Span(NamedTuple):
@@ -67,7 +75,10 @@ def read_header(path: Path) -> dict[str, Span]:
     handle = open_regular(path)
     try:
         size = os.fstat(handle).st_size
-        length = struct.unpack("<Q", os.pread(handle, _RAW, 0))[0] if size >= _RAW else 0
+        first = os.pread(handle, _RAW, 0)
+        length = struct.unpack("<Q", first)[0] if size >= _RAW else 0
+        if _PICKLED.match(first) and length > size:
+            raise InputError(f"{path}: is a pickle under another name; {NO_PICKLES}")
         if not 2 <= length <= min(size - _RAW, LONGEST):
             raise _bad(path, f"its header would take {length} of {size} bytes")
         text = b""
@@ -94,13 +105,13 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
             raise _bad(path, f"its header names {twice[:60]!r} twice")
         return values
 
     try:
-        values = json.loads(text, object_pairs_hook=unique)
+        values = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError):
         raise _bad(path, "its header is no JSON") from None
     if not isinstance(values, dict):
@@ -125,15 +136,22 @@ def _spans(path: Path, values: dict[str, Any], start: int, size: int) -> dict[st
 
 def _span(path: Path, name: str, entry: Any, start: int) -> Span:
     try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        dtype, sides, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         name.encode()  # half a pair of surrogates is no text
-        if not isinstance(dtype, str) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, begin, end)):
+        if not isinstance(dtype, str) or not isinstance(sides, list):
+            raise ValueError
+        if len(sides) > _SIDES:
+            raise _bad(path, f"{name[:60]} has {len(sides)} dimensions, {_SIDES} at most are read")
+        shape = tuple(sides)
+        if any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, begin, end)):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise _bad(path, f"the entry of {name[:60]} has no dtype, shape and data_offsets") from None
     if dtype not in BITS:
         raise _bad(path, f"{name[:60]} has the unknown type {str(dtype)[:20]!r}")
+    told = f"{name[:60]} is {dtype} {shortened(str(list(shape)))}"
+    if math.prod(side or 1 for side in shape) >= 2**63:  # beyond what torch counts, even where a side is 0
+        raise _bad(path, f"{told}, whose sides are too long")
     if end - begin != size_of(dtype, shape):
-        needed = size_of(dtype, shape)
-        raise _bad(path, f"{name[:60]} is {dtype} {list(shape)}, which takes {needed} bytes, not {end - begin}")
+        raise _bad(path, f"{told}, which takes {size_of(dtype, shape)} bytes, not {end - begin}")
     return Span(dtype, shape, start + begin, start + end)

@@ -87,13 +87,21 @@ def stack(name: str, parts: Sequence[tuple[Piece, Quantised]], shape: tuple[int,
         raise InputError(f"{name}: its matrices are quantised in several ways; convert the directory to one")
     scheme = first.scheme
     high = scheme.block.rows
-    if high is None or any(part.shape[0] % high for _, part in parts):
-        raise InputError(f"{name}: blocks of {scheme.block} do not fit its matrices of {shape[1]} stacked rows")
+    if high is None:
+        raise InputError(
+            f"{name}: has one scale for each matrix, and matrices that are stacked need blocks; use load_model, which "
+            "dequantises them"
+        )
     payload = torch.empty((*shape[:-1], first.payload.shape[-1]), dtype=torch.uint8)
-    scales = torch.empty((shape[0], shape[1] // high, first.scales.shape[-1]), dtype=first.scales.dtype)
+    scales = torch.empty((shape[0], -(-shape[1] // high), first.scales.shape[-1]), dtype=first.scales.dtype)
     for piece, part in parts:
         expert, rows = piece.place
         assert isinstance(rows, slice)
+        if rows.start % high:
+            raise InputError(
+                f"{name}: moe_intermediate_size is {rows.start}, and FP8 experts in blocks of {scheme.block}, w1 above "
+                f"w3, need a multiple of {high}; use load_model, which dequantises them"
+            )
         payload[expert, rows] = part.payload.view(torch.uint8)
-        scales[expert, rows.start // high : rows.stop // high] = part.scales
+        scales[expert, rows.start // high : -(-rows.stop // high)] = part.scales
     return Quantised(payload.view(first.payload.dtype), scales, scheme.block)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from undertow.config.errors import InputError
+from undertow.config.reading import read_regular
 
 PROGRESS = "progress.json"
+_LARGEST = 1 << 26  # bytes: it names each tensor of the optimizer
 NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 """Name of a complete checkpoint, with its step."""
 
@@ -47,7 +49,7 @@ def read_progress(file: Path) -> tuple[Progress, Held]:
     """What `progress_text` wrote. Raises `InputError` for a damaged file, or one of another step than its directory."""
     names = [field.name for kind in (Progress, Held) for field in fields(kind)]
     try:
-        values = json.loads(file.read_text("utf-8"))
+        values = json.loads(read_regular(file, _LARGEST))
         if values.keys() != set(names):
             raise ValueError
         progress = Progress(**{field.name: values[field.name] for field in fields(Progress)})

@@ -18,10 +18,12 @@ from undertow.checkpoint.names import (
     pieces,
 )
 from undertow.checkpoint.packed import is_low, read_low, stack, write_numbers
-from undertow.checkpoint.shards import Shards
+from undertow.checkpoint.publish import previous_of
+from undertow.checkpoint.shards import Shards, why_no_directory
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
 from undertow.config.model_json import read_config
+from undertow.config.spelling import some
 from undertow.quant.quantised import Quantised
 
 _DTYPES = {"float32": torch.float32, "index": torch.int64}
@@ -60,7 +62,7 @@ def read_packed(directory: str | Path, dtype: torch.dtype = torch.bfloat16) -> d
     All else is as `load_model` has it: weights in `dtype`, the islands in float32. Experts are stacked as there.
     Raises `InputError` as `load_model` does, and for experts that are quantised in ways that do not stack.
     """
-    directory = Path(directory)
+    directory = existing_directory(Path(directory))
     config = read_config(directory)
     state: dict[str, torch.Tensor | Quantised] = {}
     with Shards(directory) as shards:
@@ -85,12 +87,25 @@ def read_packed(directory: str | Path, dtype: torch.dtype = torch.bfloat16) -> d
     return state
 
 
+def existing_directory(directory: Path) -> Path:
+    """`directory`, if it is one. Raises `InputError` that says what else is there."""
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        said = why_no_directory(directory)
+        raise InputError(f"{directory}: {said}; a model is loaded from the directory that holds config.json")
+    previous = previous_of(directory)
+    if previous.is_dir():
+        raise InputError(f"{directory}: an interrupted save left the model at {previous}; rename it back")
+    raise InputError(f"{directory}: {why_no_directory(directory)}; models are read from disk, none are downloaded")
+
+
 def spelling_of(directory: Path, shards: Shards, config: ModelConfig) -> Format:
     """Which format the tensors of a directory are named in. Raises `InputError` where it is none."""
     spelling = detect_spelling((name for name in shards.headers if not name.endswith(".scale")), config)
     if spelling is None:
-        first = ", ".join(list(shards.headers)[:3])
-        raise InputError(f"{directory}: the tensors ({first}, ...) follow no naming of a DeepSeek-V4 model")
+        held = some(list(shards.headers))
+        raise InputError(f"{directory}: the tensors ({held}) follow no naming of a DeepSeek-V4 model")
     return spelling
 
 

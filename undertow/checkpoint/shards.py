@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -16,14 +17,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from undertow.checkpoint.header import open_regular, read_header
+from undertow.checkpoint.header import NO_PICKLES, open_regular, read_header
 from undertow.config.errors import InputError
+from undertow.config.spelling import shortened, some
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 """Largest shard by default, in bytes: the usual size of published checkpoints."""
 
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _LONGEST_NAME = 255  # bytes, on every usual file system
 _SHOWN = 60
 
@@ -85,7 +88,9 @@ class Shards:
             raise InputError(f"{path}: truncated or no safetensors file ({error}); copy or download it again") from None
         for name, span in spans.items():
             if name in self.headers:
-                raise InputError(f"{self.directory}: tensor {name} lies in both {self._holder[name][0]} and {file}")
+                raise InputError(
+                    f"{self.directory}: tensor {shortened(name)} lies in both {self._holder[name][0]} and {file}"
+                )
             self.headers[name] = Header(span.dtype, span.shape)
             self._holder[name] = (file, handle)
 
@@ -107,26 +112,51 @@ def listed_files(directory: Path) -> dict[str, set[str] | None]:
             ) from None
         for file in files:
             if not _is_name(file):
-                said = repr(file)
-                said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+                said = shortened(repr(file))
                 raise InputError(f"{index}: names the file {said}; only files beside the index are read")
-        absent = sorted(file for file in files if not (directory / file).exists())
+            if file.endswith(_PICKLES):
+                raise InputError(f"{directory / file}: is a pickle that {INDEX} lists; {NO_PICKLES}")
+        absent = sorted(file for file in files if not _is_there(directory / file))
         if absent:
-            shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-            raise InputError(f"{directory}: {len(absent)} of {len(files)} files of the index are absent ({shown})")
+            raise InputError(
+                f"{directory}: {len(absent)} of {len(files)} files of the index are absent ({some(absent)})"
+            )
         return files
-    if (directory / SINGLE).exists():
+    if _is_there(directory / SINGLE):
         return {SINGLE: None}
     if any(directory.glob("*.safetensors")):
         raise InputError(f"{directory}: neither {SINGLE} nor {INDEX}; the index that lists the shards is needed")
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
-    hint = f"; {pickled[0]} is not read, since nothing is unpickled: convert it" if pickled else ""
-    raise InputError(f"{directory}: no safetensors files ({SINGLE} or {INDEX}){hint}")
+    pickled = sorted(path.name for path in directory.iterdir() if path.name.endswith(_PICKLES))
+    if pickled:
+        raise InputError(f"{directory / pickled[0]}: is a pickle, and there are no safetensors files; {NO_PICKLES}")
+    raise InputError(f"{directory}: no safetensors files ({SINGLE} or {INDEX})")
+
+
+def why_no_directory(path: Path) -> str:
+    """What is wrong with a path that is no directory, to follow it in a sentence."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a loop of symbolic links"
+        if os.path.islink(path):
+            return f"is a symbolic link to {os.readlink(path)}, which is absent"
+        return "no such directory" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return f"is a pickle; {NO_PICKLES}" if path.name.endswith(_PICKLES) else "is a file"
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file exists, or is what opening it tells more of, such as a loop of links."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return True
 
 
 def _is_name(file: object) -> bool:
     """Whether a file beside the index may have this name."""
-    if not isinstance(file, str) or "\0" in file or Path(file).name != file:
+    if not isinstance(file, str) or file in ("", os.pardir) or "\0" in file or Path(file).name != file:
         return False
     try:
         return len(os.fsencode(file)) <= _LONGEST_NAME
@@ -151,15 +181,16 @@ def _unique(index: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def agree_with_index(directory: Path, listed: dict[str, set[str] | None], found: dict[str, str]) -> None:
     """Raise `InputError` where a file holds other tensors than the index of `listed_files` says."""
+    names: dict[str, set[str]] = {file: set() for file in listed}
+    for name, file in found.items():
+        names[file].add(name)
     for file, placed in listed.items():
-        if placed is None:
-            continue
-        held = {name for name, holder in found.items() if holder == file}
-        if held != placed:
+        held = names[file]
+        if placed is not None and held != placed:
             odd = sorted(held ^ placed)
             raise InputError(
                 f"{directory / file}: holds {len(held)} tensors, {INDEX} places {len(placed)} there; they "
-                f"do not belong together (they differ in {', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''})"
+                f"do not belong together (they differ in {some(odd)})"
             )
 
 

@@ -13,12 +13,13 @@ from typing import Annotated
 import typer
 
 from undertow import __version__
-from undertow.cli import config, convert, data, doctor, generate, plan, quickstart, report, train
+from undertow.cli import bench, config, convert, data, doctor, generate, plan, quickstart, report, train
 from undertow.cli.memory import out_of_memory
 from undertow.cli.streams import drop_output, prepare_output
 from undertow.config.errors import DoesNotFit, UndertowError
+from undertow.config.spelling import printable
 
-VERBS = (quickstart, plan, train, data, report, generate, convert, doctor, config)
+VERBS = (quickstart, plan, train, data, report, generate, convert, bench, doctor, config)
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ for verb in VERBS:
 
 def _report(message: str, code: int) -> int:
     if sys.stderr is not None:  # closed by the shell
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
@@ -73,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "undertow"
-        return _report(f"{error.format_message().rstrip('.')} (see '{command} --help')", error.exit_code)
+        said = error.format_message().replace("Value error, ", "").rstrip(".")
+        return _report(f"{said} (see '{command} --help')", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:

@@ -11,6 +11,7 @@ import typer
 
 from undertow.cli.signals import terminable
 from undertow.config.errors import InputError
+from undertow.config.spelling import some
 
 if TYPE_CHECKING:
     from undertow.checkpoint.convert.conversion import Report
@@ -92,24 +93,32 @@ def convert(
 
 
 def _tell(report: Report, target: str, spelling: str) -> None:
-    verb = "wrote" if report.done else "would write"
+    verb = "finished already:" if report.already else "wrote" if report.done else "would write"
     print(f"read {report.source}: {report.spelling} names")
-    size = f"{report.tensors} tensors, {report.size / 1e9:.2f} GB in {report.files} files"
+    count = f"{report.files} file{'s' if report.files > 1 else ''}"
+    size = f"{report.tensors} tensors, {_size(report.size)} in {count}"
     print(f"{verb} {target}: {spelling} names, {size}")
-    if report.resumed:
-        print(f"{report.resumed} of {report.files} files were finished before")
+    if report.resumed and not report.already:
+        print(f"{report.resumed} of {count} {'were' if report.resumed > 1 else 'was'} finished before")
     if report.rounded:
-        print(f"{report.rounded} tensors are rounded: their new type holds fewer bits")
-    if report.scales:
+        known = report.done or report.already
+        print(f"{report.rounded} tensors {'are' if known else 'may be'} rounded: their new type holds fewer bits")
+    if report.scales_gone:
+        print("scales.safetensors is gone: the way back makes new scales, whose bytes may differ")
+    elif report.scales:
         print(f"{report.scales} tensors of scales are kept in scales.safetensors, for the same bytes on the way back")
     if report.drafts:
-        first = f"({report.drafts[0]}, ...)"
-        print(f"{len(report.drafts)} tensors of draft modules that are not known pass unchanged {first}")
+        first = some(list(report.drafts), 1)
+        print(f"{len(report.drafts)} tensors of draft modules that are not known pass unchanged ({first})")
     if report.left:
         state = ", the optimizer's state among them" if "optimizer.safetensors" in report.left else ""
-        print(f"left behind{state}: {', '.join(report.left[:6])}{', ...' if len(report.left) > 6 else ''}")
+        print(f"left behind{state}: {some(list(report.left), 6)}")
     if report.done:
         print("verified: sums and numbers agree with the source" if report.verified else "sums are in SHA256SUMS")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
 class _Gauge:
@@ -132,7 +141,7 @@ class _Gauge:
         self._last = now
         rate = (done - self._first) / max(now - self._begun, 1e-9)
         left = f"{(of - done) / rate:.0f} s left" if rate else "..."
-        text = f"{what}: {done / 1e9:.2f} of {of / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s, {left}"
+        text = f"{what}: {_size(done)} of {_size(of)}, {rate / 1e6:.0f} MB/s, {left}"
         if self._terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True

@@ -61,7 +61,7 @@ def _choices(device: Any) -> list[dict[str, Any]]:
     from undertow.ops.registry import explain
 
     choices: list[Choice] = explain(device)
-    return [{"op": c.op, "chosen": c.chosen, "refused": dict(c.refused)} for c in choices]
+    return [{"op": c.op, "chosen": c.chosen, "serves": c.serves, "refused": dict(c.refused)} for c in choices]
 
 
 def _tables(facts: dict[str, Any]) -> str:
@@ -77,7 +77,8 @@ def _tables(facts: dict[str, Any]) -> str:
         rows = [[f"op on {kind}", "backend", "refused"]]
         for choice in choices:
             reasons = [why if name in why else f"{name}: {why}" for name, why in choice["refused"].items()]
-            rows.append([choice["op"], choice["chosen"], "; ".join(reasons) or "-"])
+            serves = f" ({choice['serves']})" if choice["serves"] else ""
+            rows.append([choice["op"], choice["chosen"] + serves, "; ".join(reasons) or "-"])
         lines += ["", *_columns(rows)]
     return "\n".join(lines)
 

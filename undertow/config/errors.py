@@ -1,5 +1,7 @@
 """The one exception of bad input: a sentence that names the thing, the value, what is allowed and the mend."""
 
+from undertow.config.spelling import printable
+
 
 class UndertowError(Exception):
     """A user's mistake or an impossible request, told in one line. The command line prints it without a traceback.
@@ -8,6 +10,10 @@ class UndertowError(Exception):
     """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The line; characters of a file's names that would steer a terminal are escaped."""
+        return printable(" ".join(super().__str__().split("\n")))
 
 
 class InputError(UndertowError):

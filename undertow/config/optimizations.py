@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     "fusion": Family("a GPU with Triton kernels for norms, rotary, hyper-connections, compressors and router"),
     "attention": Family(
         "a GPU with a Triton or Gluon kernel for its architecture and for the head width in use",
+        built=True,
         on={"attention.backend": "auto", "attention.csa_backend": "auto"},
         off={"attention.backend": "reference", "attention.csa_backend": "reference"},
     ),

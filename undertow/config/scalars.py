@@ -11,6 +11,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from undertow.config.errors import ConfigError
+from undertow.config.spelling import escape, printable
 
 _BARE = re.compile(r"[\w.+~-]+")
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
@@ -77,7 +78,7 @@ def _plain(value: Any, where: str, levels: int, lists: set[int]) -> Any:
 def _writable(text: str, where: str) -> str:
     bad = next((char for char in text if char == "\0" or "\ud800" <= char <= "\udfff"), None)
     if bad is not None:
-        raise ConfigError(f"{where}: text holds the character {_escape(ord(bad))}, which UTF-8 files and paths cannot")
+        raise ConfigError(f"{where}: text holds the character {escape(ord(bad))}, which UTF-8 files and paths cannot")
     return text
 
 
@@ -86,7 +87,7 @@ def shown(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
         return value
     text = json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() else _escape(ord(char)) for char in text)
+    return printable(text)
 
 
 def told(value: Any) -> str:
@@ -95,7 +96,3 @@ def told(value: Any) -> str:
         return "a mapping of keys"
     text = f"'{value}'" if isinstance(value, str) else shown(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
-
-
-def _escape(code: int) -> str:
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

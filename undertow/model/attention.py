@@ -101,7 +101,8 @@ class Attention(nn.Module):
         self, q: Tensor, window: Rows, entries: Rows | None, selected: Tensor | None, segments: Segments
     ) -> tuple[Tensor, Tensor]:
         """Heads' outputs `[T, h, c]` and log-sum-exp `[T, h]`."""
-        return self.ops.sparse_attention(
+        attend = self.ops.csa_attention if self.kind == "csa" else self.ops.sparse_attention
+        return attend(
             q, window, entries, selected, self.attn_sink, segments,
             window_size=self.config.sliding_window, ratio=self.ratio, scale=self.config.head_dim**-0.5,
         )  # fmt: skip

@@ -8,12 +8,11 @@ batch-invariant. Its attributes are the operators, `ops.rms_norm(x, weight, eps)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from undertow.ops.registry import FIXED_ORDER, OPS, REFERENCE, Choice, explain
+from undertow.ops.registry import OPS, Choice, explain, function
 from undertow.ops.segments import Segments
 
 __all__ = ["OPS", "Choice", "Ops", "Segments", "explain"]
@@ -23,8 +22,10 @@ class Ops:
     """Operators of one model on one device.
 
     `choices` maps operator names to backends (`auto` where absent); an unknown name or a backend that cannot serve
-    raises `InputError` here, not in the middle of a step. With `batch_invariant` every row's result has the same bits
-    whatever shares the call: other documents, other chunks, padding.
+    raises `InputError` here, not in the middle of a step. A call that a kernel does not serve, by its types or shapes,
+    goes to the next backend under `auto`, and raises `InputError` if the kernel's backend was named. With
+    `batch_invariant` every row's result has the same bits whatever shares the call: other documents, other chunks,
+    padding.
     """
 
     # One attribute per operator of the registry; calls are typed by the reference functions' signatures.
@@ -36,9 +37,10 @@ class Ops:
         device: str | torch.device = "cpu",
     ):
         self.batch_invariant = batch_invariant
-        self.choices: dict[str, Choice] = {choice.op: choice for choice in explain(device, choices)}
+        found = explain(device, choices, invariant=batch_invariant)
+        self.choices: dict[str, Choice] = {choice.op: choice for choice in found}
         self._functions: dict[str, Callable[..., Any]] = {
-            op: partial(REFERENCE[op], invariant=batch_invariant) if op in FIXED_ORDER else REFERENCE[op] for op in OPS
+            choice.op: function(choice, batch_invariant) for choice in found
         }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

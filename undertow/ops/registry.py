@@ -1,11 +1,19 @@
-"""Which backend serves an operator on a device, and why the others do not: one table, one rule."""
+"""Which backend serves an operator on a machine, and why the others do not: one table, one rule.
+
+A backend may refuse twice: all calls on a machine, when a model's operators are chosen, and a single call, by its
+types and shapes. `auto` then takes the next one; a backend that was asked for by name is an error.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +31,7 @@ from undertow.ops.reference import (
     rotary,
     router,
 )
+from undertow.quant.kernels import architecture
 
 # Best first: the first backend that does not refuse is what `auto` takes.
 BACKENDS = ("gluon", "triton", "reference")
@@ -40,6 +49,8 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "indexer_scores": indexer.indexer_scores,
     "indexer_select": indexer.indexer_select,
     "sparse_attention": attention.sparse_attention,
+    # The same operator in layers whose indexer chooses entries, so that its backend can be chosen apart.
+    "csa_attention": attention.sparse_attention,
     "indexer_distillation": distillation.indexer_distillation,
     "indexer_recall": distillation.indexer_recall,
     "route": router.route,
@@ -55,24 +66,88 @@ OPS = tuple(REFERENCE)
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
     ("linear", "block_linear", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
-    "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy") )  # fmt: skip
+    "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy") )  # fmt: skip
+
+
+def recipe_key(op: str) -> str:
+    """The key of a recipe that chooses the operator's backend."""
+    attention = {"sparse_attention": "attention.backend", "csa_attention": "attention.csa_backend"}
+    return attention.get(op, f"ops.{op}")
+
+
+class Kernel(NamedTuple):
+    """An operator in Triton: its module, imported when it is first called, and in words which calls it serves.
+
+    The module has a function by the name of the reference's, with its parameters, and `refusal`, which takes those of
+    them that it judges by and returns why the kernels do not serve such a call, or None if they do.
+    """
+
+    module: str
+    serves: str
+
+
+_ATTENTION = Kernel(
+    "undertow.ops.triton.attention.sparse",
+    "bfloat16; 8, 16, 32, 64 or 128 heads of a multiple of 64 numbers; windows up to 128; no past",
+)
+_INDEXER = "bfloat16; 16, 32 or 64 index heads of 16, 32, 64 or 128 numbers; no past"
+TRITON: dict[str, Kernel] = {
+    "sparse_attention": _ATTENTION,
+    "csa_attention": _ATTENTION,
+    "indexer_scores": Kernel("undertow.ops.triton.indexer.select", _INDEXER),
+    "indexer_select": Kernel("undertow.ops.triton.indexer.select", _INDEXER),
+    "indexer_distillation": Kernel("undertow.ops.triton.indexer.distillation", _INDEXER),
+}
+
+
+class Machine(NamedTuple):
+    """What decides where kernels run: torch's device type, the architecture of a GPU, and whether Triton is there."""
+
+    device: str
+    architecture: str = ""
+    triton: bool = True
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend of one operator on one device, and the reason each other one was refused."""
+    """The backend of one operator on one machine, and the reason each other one was refused.
+
+    `serves` says which calls a kernel takes, empty for all. `others` are the backends that any other call goes to, best
+    first; there are none if a backend was asked for by name, and such a call is an error.
+    """
 
     op: str
     chosen: str
     refused: dict[str, str]
+    serves: str = ""
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        otherwise = self.others[0] if self.others else "an error"
+        return f"{self.chosen} ({self.serves}; {otherwise} otherwise)" if self.serves else self.chosen
 
 
-def refusal(op: str, backend: str, device: torch.device) -> str | None:
-    """Why `backend` cannot serve `op` on `device`, or None if it can."""
+def machine(device: torch.device) -> Machine:
+    """The machine behind a device of torch."""
+    found = device.type == "cuda" and torch.cuda.device_count() > 0
+    return Machine(device.type, architecture(device) if found else "", find_spec("triton") is not None)
+
+
+def refusal(op: str, backend: str, machine: Machine, invariant: bool = False) -> str | None:
+    """Why `backend` serves no call of `op` on `machine`, or None if it serves some; `invariant` is whether results must
+    have the same bits whatever shares the call."""
     if backend == "reference":
         return None
-    where = "a CPU" if device.type == "cpu" else "a GPU"
-    return f"no {backend} kernel for {op} on {where} in this version"
+    if backend != "triton" or op not in TRITON:
+        return f"no {backend} kernel for {op} in this version"
+    if machine.device != "cuda":
+        return "triton kernels run on a GPU"
+    if not machine.triton:
+        return "triton is not installed; pip install 'undertow[gpu]' brings it"
+    kind, _, number = machine.architecture.partition("_")
+    if kind == "sm" and int(number) < 80:
+        return f"triton kernels need sm_80 or later, this is {machine.architecture}"
+    return "triton kernels keep no fixed order for batch_invariant" if invariant and op in FIXED_ORDER else None
 
 
 def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
@@ -82,24 +157,81 @@ def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
         raise InputError(f"unknown {kind} '{name}'{hint} (known: {', '.join(known)})")
 
 
-def choose(op: str, device: torch.device, wanted: str = "auto") -> Choice:
+def choose(op: str, device: torch.device | Machine, wanted: str = "auto", *, invariant: bool = False) -> Choice:
     """The backend for `op` on `device`. `wanted` names one, or `auto`.
 
     Raises `InputError` if the wanted backend refuses, with its reason: nothing falls back silently.
     """
     _check_name("operator", op, OPS)
     _check_name("backend", wanted, ("auto", *BACKENDS))
-    refused = {name: reason for name in BACKENDS if (reason := refusal(op, name, device))}
-    if wanted == "auto":
-        return Choice(op, next(name for name in BACKENDS if name not in refused), refused)
+    place = device if isinstance(device, Machine) else machine(device)
+    refused = {name: reason for name in BACKENDS if (reason := refusal(op, name, place, invariant))}
     if wanted in refused:
-        raise InputError(f"ops.{op}: backend '{wanted}' cannot serve here: {refused[wanted]}; choose 'auto' or another")
-    return Choice(op, wanted, refused)
+        raise InputError(
+            f"{recipe_key(op)}: backend '{wanted}' cannot serve here: {refused[wanted]}; choose 'auto' or another"
+        )
+    chosen, *others = [name for name in BACKENDS if name not in refused] if wanted == "auto" else [wanted]
+    return Choice(op, chosen, refused, TRITON[op].serves if chosen == "triton" else "", tuple(others))
 
 
-def explain(device: torch.device | str, wanted: Mapping[str, str] | None = None) -> list[Choice]:
+def explain(
+    device: torch.device | str, wanted: Mapping[str, str] | None = None, *, invariant: bool = False
+) -> list[Choice]:
     """The choice for every operator on `device`; `wanted` maps operators to backends (`auto` by default)."""
     wanted = wanted or {}
     for op in wanted:
         _check_name("operator", op, OPS)
-    return [choose(op, torch.device(device), wanted.get(op, "auto")) for op in OPS]
+    place = machine(torch.device(device))
+    return [choose(op, place, wanted.get(op, "auto"), invariant=invariant) for op in OPS]
+
+
+def summary(choices: Iterable[Choice]) -> str:
+    """One line on which backend serves which operators, and which calls of them."""
+    groups: dict[str, list[str]] = {}
+    for choice in choices:
+        groups.setdefault(str(choice), []).append(choice.op)
+    plain = groups.pop("reference", [])
+    told = [f"{', '.join(ops)} by {backend}" for backend, ops in groups.items()]
+    return "; ".join([*told, *([f"{'the others' if told else 'all'} by reference"] if plain else [])])
+
+
+def function(choice: Choice, invariant: bool = False) -> Callable[..., Any]:
+    """What computes the operator as `choice` says; those of fixed order are told whether that must be kept."""
+    if choice.chosen == "reference":
+        plain = REFERENCE[choice.op]
+        return partial(plain, invariant=invariant) if choice.op in FIXED_ORDER else plain
+    return partial(_serve, choice)
+
+
+def taker(choice: Choice, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """The backend that takes a call with these arguments, and why the one before it refuses it ("" if none does).
+
+    Raises `InputError` where a backend that was asked for by name refuses.
+    """
+    if choice.chosen == "reference":
+        return "reference", ""
+    module, _, parameters, judged = _kernel(choice.op)
+    given = parameters.bind(*args, **kwargs).arguments
+    reason = module.refusal(**{name: given[name] for name in judged if name in given})
+    if reason is None:
+        return choice.chosen, ""
+    if choice.others:
+        return choice.others[0], reason
+    raise InputError(
+        f"{recipe_key(choice.op)}: backend '{choice.chosen}' cannot serve this call: {reason}; choose 'auto' or another"
+    )
+
+
+def _serve(choice: Choice, *args: Any, **kwargs: Any) -> Any:
+    """A call of an operator that has a kernel, by the kernel if it takes the call."""
+    taken, _ = taker(choice, *args, **kwargs)
+    function = REFERENCE[choice.op] if taken == "reference" else _kernel(choice.op)[1]
+    return function(*args, **kwargs)
+
+
+@cache
+def _kernel(op: str) -> tuple[Any, Callable[..., Any], inspect.Signature, tuple[str, ...]]:
+    """Of the operator in Triton: module, function, its parameters, and names of those that the refusal judges by."""
+    module = importlib.import_module(TRITON[op].module)
+    function = getattr(module, {"csa_attention": "sparse_attention"}.get(op, op))
+    return module, function, inspect.signature(function), tuple(inspect.signature(module.refusal).parameters)

@@ -39,7 +39,9 @@ class Tile(NamedTuple):
 
 def check_block(block: Block) -> None:
     """Raise `InputError` for a block without a size."""
-    if block != WHOLE and not all(isinstance(side, int) and side > 0 for side in block):
+    if not isinstance(block, Block):
+        raise InputError(f"blocks of {block!r}: a Block is expected, such as Block(128, 128) of undertow.quant.blocks")
+    if block != WHOLE and not all(type(side) is int and side > 0 for side in block):
         raise InputError(f"block {tuple(block)}: two positive numbers of elements, or WHOLE, are expected")
 
 

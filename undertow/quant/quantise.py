@@ -21,9 +21,10 @@ def quantise(values: Tensor, scheme: Scheme, floor: float = 0.0, generator: torc
 
     A block's scale is made from its largest magnitude, taken to be at least `floor`; each value by its scale is rounded
     to the nearest number, ties to even, or at random without bias if there is a `generator`. A block with a NaN or an
-    infinity gets the scale NaN. FP8 codes are canonical: FNUZ has the bytes of OCP under scales of twice the size.
+    infinity gets the scale NaN. Magnitudes near the largest float32 may be rounded up to a product that reads as
+    infinite. FP8 codes are canonical: FNUZ has the bytes of OCP under scales of twice the size.
     Beside the result and the scales in float32 it needs a few megabytes. On a GPU one kernel does it
-    where `kernels.refusal` has no objection.
+    where `kernels.refusal` has no objection. Raises `InputError` for values and schemes that do not fit.
     """
     _check(values, scheme, floor)
     values, block = values.detach(), scheme.block
@@ -67,11 +68,18 @@ def _encode(part: Tensor, scales: Tensor, block: Block, format: Format, generato
 
 
 def _check(values: Tensor, scheme: Scheme, floor: float) -> None:
+    if not isinstance(values, Tensor):
+        raise InputError(f"values of type {type(values).__name__}: a torch.Tensor is expected; use torch.from_numpy")
+    if not isinstance(scheme, Scheme):
+        raise InputError(f"scheme {scheme!r}: a Scheme is expected, such as WEIGHTS or MXFP4 of undertow.quant.scheme")
     if values.dtype not in FLOATS:
         raise InputError(f"values of type {values.dtype}: float32, bfloat16 or float16 is expected; convert them first")
     if values.dim() < 2:
         raise InputError(f"shape {list(values.shape)}: a tensor with rows and columns is expected; add a dimension")
     if scheme.format is E2M1 and values.shape[-1] % 2:
         raise InputError(f"{values.shape[-1]} columns of FP4: an even number is expected, since two share a byte")
-    if not 0 <= floor < float("inf"):
-        raise InputError(f"floor {floor}: a finite magnitude, zero or more, is expected")
+    if values.layout is not torch.strided or values.is_meta:
+        kind = "on the meta device" if values.is_meta else f"of the layout {values.layout}"
+        raise InputError(f"values {kind}: numbers that lie in memory are expected; make them so first")
+    if not 0 <= floor <= torch.finfo(torch.float32).max:
+        raise InputError(f"floor {floor}: a finite magnitude that float32 holds, zero or more, is expected")

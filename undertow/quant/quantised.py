@@ -7,7 +7,7 @@ from torch import Tensor
 
 from undertow.config.errors import InputError
 from undertow.quant import kernels
-from undertow.quant.blocks import Block, grid_shape, join, matrices, split, tiles
+from undertow.quant.blocks import Block, check_block, grid_shape, join, matrices, split, tiles
 from undertow.quant.canonical import canonical
 from undertow.quant.codec import FLOATS, decode
 from undertow.quant.dialect import Dialect
@@ -18,7 +18,10 @@ from undertow.quant.scheme import Scheme
 
 
 class Quantised:
-    """Codes, their scales, and the scheme that gives both a meaning. It is never changed after it was made.
+    """Codes, their scales, and the scheme that gives both a meaning.
+
+    No method changes it. It shares memory with the tensors it was made of: whoever writes into these changes what it
+    reads as.
 
     `payload` is a tensor of `float8_e4m3fn` or `float8_e4m3fnuz` `[..., R, C]`, or of `float4_e2m1fn_x2`
     `[..., R, C/2]`; `scales` has one `float8_e8m0fnu` or float32 for each `block`. Dialect and scale type are those of
@@ -29,6 +32,10 @@ class Quantised:
     __slots__ = ("_payload", "_scales", "_scheme")
 
     def __init__(self, payload: Tensor, scales: Tensor, block: Block):
+        for what, given in (("codes", payload), ("scales", scales)):
+            if not isinstance(given, Tensor):
+                raise InputError(f"{what} of type {type(given).__name__}: a torch.Tensor is expected")
+        check_block(block)
         format = format_of(payload.dtype)
         if format is None or not format.signed:
             raise InputError(

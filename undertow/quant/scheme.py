@@ -30,8 +30,10 @@ class Scheme:
 
     def __post_init__(self) -> None:
         check_block(self.block)
-        if self.scale not in SCALE_TYPES:
+        if not isinstance(self.scale, str) or self.scale not in SCALE_TYPES:
             raise InputError(f"scales of type {self.scale!r}: ue8m0 or float32 is expected")
+        if not isinstance(self.format, Format):
+            raise InputError(f"format {self.format!r}: E4M3, E4M3_FNUZ or E2M1 of undertow.quant.formats is expected")
         if not self.format.signed:
             raise InputError(f"{self.format.name} holds scales, not numbers; E4M3, E4M3_FNUZ or E2M1 is expected")
         if self.format is E2M1 and (self.block, self.scale) != (Block(1, 32), "ue8m0"):

@@ -18,6 +18,7 @@ from undertow.config.optimizations import refuse_unbuilt
 from undertow.config.resolve import Resolved
 from undertow.config.schema import RunConfig
 from undertow.model.transformer import Transformer
+from undertow.ops.registry import summary
 from undertow.train.amount import describe_data, refuse_unlearned
 from undertow.train.evaluation import Evaluation, evaluate
 from undertow.train.fit import check_fit
@@ -54,9 +55,9 @@ def pretrain(
     """Train as the recipe says, in the run directory `out`.
 
     With `resume` the run goes on from its latest checkpoint, in the same order of data, or begins if there is none.
-    `facts` about the machine go into `environment.json`; `text` is that of the recipe, if already read. Raises
-    `InputError` for what cannot be carried out, `UndertowError` when a step or a checkpoint fails, and
-    `KeyboardInterrupt` once an interrupted run has written its last checkpoint.
+    `facts` about the machine go into `environment.json`, beside the backend of each operator; `text` is that of the
+    recipe, if already read. Raises `InputError` for what cannot be carried out, `UndertowError` when a step or a
+    checkpoint fails, and `KeyboardInterrupt` once an interrupted run has written its last checkpoint.
     """
     begun = time.perf_counter()
     config = resolved.tracked
@@ -75,10 +76,13 @@ def pretrain(
         trainer = trainer_of(config, text, device, checkpoint)
         refuse_unlearned(text, trainer.settings)
         resolved.refuse_unread()
-        run.describe(resolved, facts or {}, device, trainer.progress.step)
+        choices = trainer.model.ops.choices
+        facts = {**(facts or {}), "ops": {op: str(choice) for op, choice in choices.items()}}
+        run.describe(resolved, facts, device, trainer.progress.step)
         origin = f"resumed from {checkpoint.name}" if checkpoint else "started"
         run.note(origin)
         reporter.say(f"{origin}: run directory {run.path}, on {device}")
+        reporter.say(f"operators: {summary(choices.values())}")
         for line in [*describe_data(text, trainer, config.data.validation_fraction), *([unfit] if unfit else [])]:
             reporter.say(line)
         if trainer.indexer.frozen and not (checkpoint or source) and trainer.has_indexer:

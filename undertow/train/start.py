@@ -18,7 +18,7 @@ from undertow.data.packing import Cursor, Packer
 from undertow.model.build import build_model
 from undertow.model.transformer import Transformer
 from undertow.ops import Ops
-from undertow.ops.registry import choose
+from undertow.ops.registry import recipe_key
 from undertow.optim.build import build_optimizer
 from undertow.train.loop import Trainer
 from undertow.train.text import Text
@@ -51,7 +51,7 @@ def trainer_of(config: RunConfig, text: Text, device: torch.device, checkpoint: 
 
 def _model(config: RunConfig, device: torch.device, resumed: bool) -> Transformer:
     """A fresh model, that of `init_from`, or an empty one where a checkpoint will fill it."""
-    ops = Ops(_choices(config, device), batch_invariant=config.numerics.batch_invariant, device=device)
+    ops = Ops(_choices(config), batch_invariant=config.numerics.batch_invariant, device=device)
     dtype = getattr(torch, config.numerics.dtype)
     source = config.init_from
     if resumed:
@@ -94,14 +94,13 @@ def _recomputed(config: RunConfig) -> Collection[int]:
     return () if layers == "none" else layers
 
 
-def _choices(config: RunConfig, device: torch.device) -> dict[str, str]:
-    """Backends by operator. Both attention paths are one operator here, so both keys must be able to serve."""
+def _choices(config: RunConfig) -> dict[str, str]:
+    """Backends by operator; those of attention have keys of their own."""
     choices: dict[str, str] = dict(config.ops)
-    for key in ("backend", "csa_backend"):
-        wanted = getattr(config.attention, key)
-        if wanted != "auto":
-            choices["sparse_attention"] = choose("sparse_attention", device, wanted).chosen
-    return choices
+    attention = {"sparse_attention": config.attention.backend, "csa_attention": config.attention.csa_backend}
+    for op in (op for op in attention if op in choices):
+        raise InputError(f"ops.{op} {choices[op]}: {recipe_key(op)} chooses that backend; set it there")
+    return choices | attention
 
 
 def device_of(name: str) -> torch.device:

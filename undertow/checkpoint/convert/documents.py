@@ -18,6 +18,7 @@ from undertow.checkpoint.shards import INDEX
 from undertow.config.errors import ConfigError, InputError
 from undertow.config.model import ModelConfig
 from undertow.config.model_json import MODEL_TYPE, config_of, released_config, transformers_config, undertow_config
+from undertow.config.scalars import told
 from undertow.quant.formats import E2M1
 
 RECORD = "conversion.json"
@@ -46,6 +47,18 @@ def read_document(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
         if not _is_refresh(values):
             raise
     return config_of(_without_drafts(values), str(file)), values
+
+
+def check_blocks(source: Source, document: dict[str, Any]) -> None:
+    """Raise `InputError` where the files hold fewer MTP blocks than a `config.json` without draft modules says."""
+    wanted = document.get("num_nextn_predict_layers")
+    held = len({name.split(".")[1] for name in source.tensors if name.startswith("mtp.")})
+    other = any(key.startswith("dspark_") for key in document)  # whose blocks may be counted otherwise
+    if type(wanted) is int and wanted > max(held, 1) and not other:
+        raise InputError(
+            f"{source.directory / 'config.json'}: num_nextn_predict_layers is {told(wanted)}, the files hold {held} "
+            f"MTP block{'' if held == 1 else 's'}; set it to {held}"
+        )
 
 
 def write_documents(source: Source, document: dict[str, Any], wish: Wish, units: Sequence[Unit], target: Path) -> None:

@@ -16,11 +16,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from undertow.checkpoint.convert.identity import VERSION, difference
+from undertow.checkpoint.convert.writing import Written
 from undertow.checkpoint.shards import sync
 from undertow.config.errors import DoesNotFit, InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LINE = {"file", "size", "mtime", "sha256"}
+_OWN = (".part", ".safetensors")
+_LINE = {"file", "size", "mtime", "sha256", "rounded"}
+_START = f'{{"{VERSION}": '.encode()  # of every journal
+
+
+def drop_journal(target: Path) -> None:
+    """Remove the journal that a kill between the last two steps has left beside a finished `target`."""
+    path = target.with_name(f".{target.name}.journal")
+    if path.is_file() and not path.is_symlink():
+        with path.open("rb") as file:
+            ours = _is_journal(file.read(len(_START)))
+        if ours:
+            path.unlink()
+
+
+def _is_journal(text: bytes) -> bool:
+    """Whether a journal begins so; a kill may have cut its first line short."""
+    return text[: len(_START)] == _START[: len(text)]
 
 
 class Journal:
@@ -33,7 +52,7 @@ class Journal:
     def __init__(self, target: Path, identity: dict[str, Any]):
         self.folder = target.with_name(f".{target.name}.converting")
         self.path = target.with_name(f".{target.name}.journal")
-        self.sums: dict[str, str] = {}
+        self.written: dict[str, Written] = {}
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -48,6 +67,8 @@ class Journal:
             raise InputError(f"{self.path}: is a pipe or a device, no journal; remove it")
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._handle))):
+                raise BlockingIOError  # who held it has ended just now, and taken it along
             self._begin(identity)
         except BlockingIOError:
             os.close(self._handle)
@@ -64,15 +85,15 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, InputError) or (isinstance(error, DoesNotFit) and not self.sums):
+        if isinstance(error, InputError) or (isinstance(error, DoesNotFit) and not self.written):
             self.forget()
         os.close(self._handle)
 
-    def finished(self, name: str, total: str) -> None:
-        """The file `name` is complete and on disk; `total` is its SHA-256."""
+    def finished(self, name: str, written: Written) -> None:
+        """The file `name` is complete and on disk."""
         state = (self.folder / name).stat()
-        self._append({"file": name, "size": state.st_size, "mtime": state.st_mtime_ns, "sha256": total})
-        self.sums[name] = total
+        self._append({"file": name, "size": state.st_size, "mtime": state.st_mtime_ns, **written._asdict()})
+        self.written[name] = written
 
     def publish(self, target: Path) -> None:
         """Give the directory its name, which it bears from now on, complete; then drop the journal."""
@@ -103,14 +124,17 @@ class Journal:
                 raise
         elif lines[0] != identity:
             raise InputError(
-                f"{self.folder}: holds an unfinished conversion of another source or to another format; finish that "
-                f"one, or remove it and {self.path.name}"
+                f"{self.folder}: holds an unfinished conversion {difference(lines[0], identity)}; finish that one, or "
+                f"remove it and {self.path.name}"
             )
         self.folder.mkdir(exist_ok=True)
         for line in lines[1:]:
             file = self.folder / line["file"]
             if file.is_file() and (file.stat().st_size, file.stat().st_mtime_ns) == (line["size"], line["mtime"]):
-                self.sums[line["file"]] = line["sha256"]
+                self.written[line["file"]] = Written(line["sha256"], line["rounded"])
+        for file in self.folder.iterdir():
+            if file.name not in self.written and file.suffix in _OWN and not self.folder.is_symlink():
+                file.unlink()  # begun by a run that was killed: its room counts
 
     def _check_empty(self) -> None:
         """What lies there without a journal was not written by a conversion, so that it must not be removed."""
@@ -122,10 +146,14 @@ class Journal:
 
     def _lines(self) -> list[dict[str, Any]]:
         text = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
+        if not _is_journal(text):
+            raise InputError(f"{self.path}: is no journal of a conversion; remove it, or name another directory")
         whole = text[: text.rfind(b"\n") + 1]  # a line that a kill cut short did not happen
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
-            if any(not line.keys() >= _LINE for line in lines[1:]) or not all(isinstance(line, dict) for line in lines):
+            if any(not line.keys() >= _LINE or type(line["rounded"]) is not int for line in lines[1:]) or not all(
+                isinstance(line, dict) for line in lines
+            ):
                 raise ValueError
         except (ValueError, AttributeError, RecursionError):
             raise InputError(f"{self.path}: damaged; remove it and {self.folder.name} to start again") from None

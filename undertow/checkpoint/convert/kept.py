@@ -39,10 +39,12 @@ def _tile(values: Tensor, scheme: Scheme, kept: Tensor) -> tuple[Tensor, Tensor]
     """Codes, packed if FP4, and scales in OCP's sense."""
     block, format = scheme.block, E2M1 if scheme.format is E2M1 else E4M3
     shape = (values.shape[0], values.shape[1])
-    numbers, grid = split(values.float(), block), scale_values(kept)[:, None, :, None]
+    found = scale_values(kept)
+    usable = (found > 0) & found.isfinite()
+    numbers, grid = split(values.float(), block), found.where(usable, 1)[:, None, :, None]
     codes = encode(join(numbers / grid, shape), format)
     back = (split(decode(codes, format), block) * grid).to(values.dtype).float()
-    same = (back == numbers).all(3).all(1) & (scale_values(kept) > 0)
+    same = (back == numbers).all(3).all(1) & usable
     scales = kept
     if not bool(same.all()):
         fresh = quantise(values, scheme.in_dialect("ocp"))

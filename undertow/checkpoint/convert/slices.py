@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from undertow.checkpoint.convert.kept import grid_part, quantise_under
+from undertow.checkpoint.convert.rounding import is_exact, is_rounded
 from undertow.checkpoint.convert.source import Source, matrix_of
 from undertow.checkpoint.convert.target import KeptScale, Part, Unit
 from undertow.checkpoint.header import DTYPES
@@ -35,6 +36,14 @@ _NEGATIVE_ZERO = 0x8  # of E2M1
 _NEAR_INFINITY = 2.0**127  # below it no rounding leads out of float32
 
 
+class Converted(NamedTuple):
+    """A slice of a weight, of its scales if it has some, and whether it is found here that a number was rounded."""
+
+    weight: Slice
+    scales: Slice | None
+    rounded: bool
+
+
 class Slice(NamedTuple):
     """Bytes to write: `data` at row and column of the tensor as a matrix of bytes that is `width` columns wide."""
 
@@ -51,29 +60,34 @@ def parts_of(part: Part, columns: int) -> Iterator[tuple[slice, slice]]:
         yield slice(part.start + rows.start, part.start + rows.stop), across
 
 
-def weight_and_scales(source: Source, unit: Unit) -> Iterator[tuple[Slice, Slice | None]]:
+def weight_and_scales(source: Source, unit: Unit) -> Iterator[Converted]:
     """The converted slices of a unit that is not copied, each with its scales where there are some."""
-    columns = matrix_of(unit.shape)[1]
+    columns, in_doubt = matrix_of(unit.shape)[1], not is_exact(source, unit)
     for part in unit.parts:
         for rows, across in parts_of(part, columns):
             found = source.read(part.source, rows, across)
             row = rows.start - part.start + part.target
             if unit.scheme is None:
                 numbers = as_numbers(found, DTYPES[unit.tensor.dtype], source.label(part.source))
-                yield _slice(numbers, row, across.start, columns), None
+                rounded = in_doubt and is_rounded(found, numbers)
+                in_doubt = in_doubt and not rounded  # the first number that is rounded says it all
+                yield Converted(_slice(numbers, row, across.start, columns), None, rounded)
                 continue
             here = slice(row, row + rows.stop - rows.start)
             try:
                 made = _quantised(source, unit, found, here, across)
             except InputError as error:
                 raise InputError(f"{source.label(part.source)}: {error}") from None
+            rounded = in_doubt and is_rounded(found, made)
+            in_doubt = in_doubt and not rounded
             weight, scales = to_stored(made)
             halves = 2 if unit.scheme.format is E2M1 else 1
             first, second = grid_part(here, across, unit.scheme.block)
             width = matrix_of(grid_shape(unit.shape, unit.scheme.block))[1]
-            yield (
+            yield Converted(
                 _slice(weight, row, across.start // halves, columns // halves),
-                _slice(scales.reshape(-1, scales.shape[-1]), first.start, second.start, width),
+                _slice(scales.reshape(matrix_of(tuple(scales.shape))), first.start, second.start, width),
+                rounded,
             )
 
 

@@ -16,9 +16,10 @@ from undertow.checkpoint.folder import latest_checkpoint
 from undertow.checkpoint.header import DTYPES, Span, open_regular, read_header
 from undertow.checkpoint.names import Format, detect_spelling, expected_tensors, native_tensors, pieces, scale_name
 from undertow.checkpoint.packed import describe, is_low
-from undertow.checkpoint.shards import Header, agree_with_index, listed_files
+from undertow.checkpoint.shards import Header, agree_with_index, listed_files, why_no_directory
 from undertow.config.errors import InputError, UndertowError
 from undertow.config.model import ModelConfig
+from undertow.config.spelling import shortened, some
 from undertow.quant.formats import E2M1
 from undertow.quant.quantised import Quantised
 from undertow.quant.stored import from_stored
@@ -88,7 +89,7 @@ class Source:
 
     def label(self, name: str) -> str:
         """A tensor as errors name it."""
-        return f"{self.tensors[name].file}: {name}"
+        return f"{self.tensors[name].file}: {shortened(name, 200)}"
 
     def handle(self, file: Path) -> int:
         """The open file, until `_OPEN` others were asked for."""
@@ -147,7 +148,8 @@ class Source:
         for name, span in read_header(file).items():
             if name in self.tensors:
                 raise InputError(
-                    f"{self.directory}: tensor {name} lies in both {self.tensors[name].file.name} and {file.name}"
+                    f"{self.directory}: tensor {shortened(name)} lies in both {self.tensors[name].file.name} and "
+                    f"{file.name}"
                 )
             self.tensors[name] = Place(file, span)
 
@@ -158,8 +160,7 @@ class Source:
         self._check_experts()
         spelling = detect_spelling(names, self.config)
         if spelling is None:
-            first = ", ".join(names[:3])
-            raise InputError(f"{self.directory}: the tensors ({first}, ...) follow no naming of a DeepSeek-V4 model")
+            raise InputError(f"{self.directory}: the tensors ({some(names)}) follow no naming of a DeepSeek-V4 model")
         return spelling
 
     def _check_experts(self) -> None:
@@ -176,9 +177,9 @@ class Source:
         expected = expected_tensors(self.config, self.spelling)
         headers = {name: Header(place.span.dtype, place.span.shape) for name, place in self.tensors.items()}
         known = expected.keys() | {scale_name(name) for name in expected}
-        drafts = [name for name in headers if name.startswith("mtp.") and name not in known]
+        drafts = {name: None for name in headers if name.startswith("mtp.") and name not in known}
         faults = Faults(self.directory)
-        fitting = compare({name: span for name, span in headers.items() if name not in set(drafts)}, expected, faults)
+        fitting = compare({name: span for name, span in headers.items() if name not in drafts}, expected, faults)
         faults.raise_if_any(mtp_hint(headers, expected, self.config.num_nextn_predict_layers))
         low = {}
         for name, (shape, kind) in expected.items():
@@ -186,7 +187,7 @@ class Source:
                 if len(shape) != 2:
                     raise InputError(f"{self.label(name)}: FP8 and FP4 are read as matrices, one for each expert")
                 low[name] = describe(self.label(name), headers[name], headers[scale_name(name)], shape)
-        return drafts, low
+        return list(drafts), low
 
     def released_names(self) -> dict[str, str]:
         """Tensor of this directory -> its released name, for those that have one of the same extent."""
@@ -201,9 +202,13 @@ class Source:
 
 def model_directory(path: Path) -> Path:
     """The directory of tensors that `path` means: itself, or the latest checkpoint of a run or of its checkpoints."""
-    if not path.is_dir():
-        said = "is a file" if path.exists() else "no such directory"
-        raise InputError(f"{path}: {said}; a model directory, or a run with checkpoints, is expected")
+    if not os.path.isdir(path):
+        raise InputError(f"{path}: {why_no_directory(path)}; a model directory, or a run with checkpoints, is expected")
+    try:
+        os.listdir(path)
+        os.stat(os.path.join(path, os.curdir))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give yourself the right to list it") from None
     for folder in (path, path / "checkpoints"):
         if folder.is_dir() and not (path / "config.json").exists() and (latest := latest_checkpoint(folder)):
             return latest

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from undertow.checkpoint.convert.source import Place, Source, matrix_of
 from undertow.checkpoint.header import size_of
 from undertow.checkpoint.names import (
     Expected,
     Piece,
+    expected_tensors,
     is_routed,
     is_scaled,
     native_tensors,
@@ -19,7 +20,7 @@ from undertow.checkpoint.names import (
     scale_name,
 )
 from undertow.config.errors import InputError
-from undertow.quant.blocks import grid_shape
+from undertow.quant.blocks import WHOLE, grid_shape
 from undertow.quant.dialect import Dialect
 from undertow.quant.formats import E2M1, E4M3
 from undertow.quant.scheme import MXFP4, WEIGHTS, Scheme
@@ -40,12 +41,23 @@ class Wish:
     """What a conversion is asked for; None keeps what the source has, where the format can hold it.
 
     `precision` fp4 is the release's own: routed experts MXFP4, other matrices FP8, the rest BF16; fp8 has the experts
-    in FP8 too.
+    in FP8 too. Raises `InputError` for a value that is none of these.
     """
 
     spelling: Spelling = "released"
     precision: Precision | None = None
     dialect: Dialect | None = None
+
+    def __post_init__(self) -> None:
+        given = (
+            ("format", self.spelling, get_args(Spelling)),
+            ("precision", self.precision, (None, *get_args(Precision))),
+            ("dialect", self.dialect, (None, *get_args(Dialect))),
+        )
+        for what, value, allowed in given:
+            if value not in allowed:
+                known = ", ".join("None" if each is None else each for each in allowed)
+                raise InputError(f"unknown {what} {value!r} of a conversion; give one of {known}")
 
 
 class Tensor(NamedTuple):
@@ -107,6 +119,7 @@ class KeptScale:
 def units_of(source: Source, wish: Wish) -> list[Unit]:
     """Everything to write, in the order of a forward pass; draft modules that are not known last, as they are."""
     _check(source, wish)
+    _check_drafts(source, wish.spelling)
     units = []
     for native, tensor in native_tensors(source.config).items():
         columns = matrix_of(tensor.shape)[1]
@@ -155,6 +168,18 @@ def _check(source: Source, wish: Wish) -> None:
     quantised = wish.precision in ("fp8", "fp4") or (wish.precision is None and source.low)
     if wish.dialect and not (quantised and wish.spelling == "released"):
         raise InputError(f"--dialect {wish.dialect}: nothing would be written in FP8; give --dtype fp8 or fp4 with it")
+
+
+def _check_drafts(source: Source, spelling: Spelling) -> None:
+    """A draft keeps its name, which is unknown among those of the source; among those of the target it may be taken."""
+    known = expected_tensors(source.config, spelling)
+    taken = known.keys() | {scale_name(name) for name in known}
+    clash = next((name for name in source.drafts if name in taken), None)
+    if clash is not None:
+        raise InputError(
+            f"{source.label(clash)}: a draft module's tensor, and {spelling} names have another one of this name; "
+            "rename it in the source"
+        )
 
 
 def _rows(piece: Piece, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -211,11 +236,14 @@ def _scheme(source: Source, wish: Wish, piece: Piece, low: Scheme | None) -> Sch
 
 
 def _kept_scheme(source: Source, piece: Piece) -> Scheme | None:
-    """The FP8 whose scales are kept beside plain numbers: the way back goes to it."""
+    """The FP8 whose scales are kept beside plain numbers: the way back goes to it.
+
+    Not to one scale for a whole tensor: whether that still does is known only once all of the tensor is read.
+    """
     place = source.kept.get(scale_name(piece.name))
     if place is None or place.span.dtype not in _SCALE.values():
         return None
-    block = next((each for each in BLOCKS if grid_shape(piece.shape, each) == place.span.shape), None)
+    block = next((b for b in BLOCKS if b != WHOLE and grid_shape(piece.shape, b) == place.span.shape), None)
     return Scheme(E4M3, block, "float32" if place.span.dtype == "F32" else "ue8m0") if block else None
 
 

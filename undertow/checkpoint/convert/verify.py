@@ -13,7 +13,6 @@ from undertow.checkpoint.convert.documents import SUMS
 from undertow.checkpoint.convert.slices import parts_of
 from undertow.checkpoint.convert.source import Source, bytes_before, matrix_of
 from undertow.checkpoint.convert.target import Unit
-from undertow.checkpoint.names import scale_name
 from undertow.config.errors import UndertowError
 from undertow.quant.blocks import split
 from undertow.quant.formats import E2M1
@@ -37,12 +36,17 @@ def check_sums(target: Path, names: Iterable[str]) -> None:
     for name in names:
         if name not in sums:
             raise UndertowError(f"{target / SUMS}: has no sum of {name}; convert again")
-        try:
-            found = file_digest(target / name)
-        except OSError as error:
-            raise UndertowError(f"{target / name}: cannot be read ({error.strerror}); convert again") from None
-        if found != sums[name]:
-            raise UndertowError(f"{target / name}: its SHA-256 is {found[:12]}..., {SUMS} says {sums[name][:12]}...")
+        check_sum(target / name, sums[name], SUMS)
+
+
+def check_sum(file: Path, wanted: str, where: str) -> None:
+    """Compare the sum of a file with `wanted`, which stands in `where`. Raises `UndertowError`."""
+    try:
+        found = file_digest(file)
+    except OSError as error:
+        raise UndertowError(f"{file}: cannot be read ({error.strerror}); convert again") from None
+    if found != wanted:
+        raise UndertowError(f"{file}: its SHA-256 is {found[:12]}..., {where} says {wanted[:12]}...")
 
 
 def check_numbers(source: Source, target: Source, units: Sequence[Unit], progress: Callable[[int], None]) -> None:
@@ -86,36 +90,6 @@ def _bytes_wrong(source: Source, target: Source, unit: Unit) -> int:
     return wrong
 
 
-def is_exact(source: Source, unit: Unit) -> bool:
-    """Whether the target's type holds every number of the source's."""
-    if unit.copied:
-        return True
-    for part in unit.parts:
-        low, dtype = source.low.get(part.source), source.tensors[part.source].span.dtype
-        if unit.scheme is None and low is not None:
-            if unit.tensor.dtype == "BF16" and not _fits_bfloat(source, part.source):
-                return False
-        elif unit.scheme is None:
-            widens = unit.tensor.dtype == dtype
-            if not widens and (dtype, unit.tensor.dtype) not in (("BF16", "F32"), ("F16", "F32")):
-                return False
-        elif low is None or (unit.scheme.format is E2M1 and low.scheme.format is not E2M1):
-            return False
-    return True
-
-
-def _fits_bfloat(source: Source, name: str) -> bool:
-    """Whether BF16 holds the numbers of a quantised tensor: its scales are powers of two, and none too small."""
-    scheme = source.low[name].scheme
-    if scheme.format is E2M1:
-        return True
-    place = source.tensors[scale_name(name)]
-    rows, columns = matrix_of(place.span.shape)
-    values = scale_values(source.region(place, slice(0, rows), slice(0, columns)))
-    least = 2.0**-124 if scheme.dialect == "ocp" else 2.0**-123  # times the smallest code: the smallest BF16, 2^-133
-    return bool(((values.frexp().mantissa == 0.5) & (values >= least)).all())
-
-
 def _wrong(before: Tensor | Quantised, after: Tensor | Quantised, unit: Unit) -> int:
     if unit.copied:
         return sum(int((x != y).sum()) for x, y in zip(_bits(before), _bits(after), strict=True))
@@ -149,4 +123,4 @@ def _numbers(found: Tensor | Quantised) -> Tensor:
 
 def _bits(found: Tensor | Quantised) -> list[Tensor]:
     held = (found,) if isinstance(found, Tensor) else (found.payload, found.scales)
-    return [each.contiguous().view(torch.uint8) for each in held]
+    return [each.reshape(-1).view(torch.uint8) for each in held]

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from undertow.checkpoint.convert.digest import Digest
 from undertow.checkpoint.convert.layout import OutFile
@@ -21,24 +22,33 @@ Progress = Callable[[int], None]
 """Called with bytes that were written since the last call."""
 
 
-def write_file(source: Source, file: OutFile, directory: Path, progress: Progress) -> str:
-    """Write `file` into `directory`; it is complete and on disk when it bears its name. Returns its SHA-256."""
+class Written(NamedTuple):
+    """A file that is complete: its SHA-256, and how many of its tensors hold rounded numbers."""
+
+    sha256: str
+    rounded: int
+
+
+def write_file(source: Source, file: OutFile, directory: Path, progress: Progress) -> Written:
+    """Write `file` into `directory`; it is complete and on disk when it bears its name. Where that fails it is gone."""
     part = directory / f"{file.name}{_PART}"
     handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         with Digest(handle) as digest:
             _write_all(handle, memoryview(file.head), 0)
             out = _Out(handle, file, digest, progress)
-            for unit in file.units:
-                _write_unit(source, unit, out)
+            rounded = sum([_write_unit(source, unit, out) for unit in file.units])
             digest.advance(file.size)
             os.fsync(handle)  # while the last bytes are hashed
             found = digest.hexdigest()
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk its room is needed
+        raise
     finally:
         os.close(handle)
     os.rename(part, directory / file.name)
     sync(directory)
-    return found
+    return Written(found, rounded)
 
 
 class _Out:
@@ -75,7 +85,9 @@ class _Out:
             self.digest.advance(self.offsets[self._order[self._next]])
 
 
-def _write_unit(source: Source, unit: Unit | KeptScale, out: _Out) -> None:
+def _write_unit(source: Source, unit: Unit | KeptScale, out: _Out) -> bool:
+    """Write one tensor with its scales; return whether any number of it was rounded."""
+    rounded = False
     if isinstance(unit, KeptScale) and not unit.halved:
         _copy(source, unit.place, 0, unit.tensor.size, unit.tensor.name, 0, out)
     elif isinstance(unit, KeptScale):
@@ -88,13 +100,15 @@ def _write_unit(source: Source, unit: Unit | KeptScale, out: _Out) -> None:
             size = bytes_before(place, part.start + part.rows) - begin
             _copy(source, place, begin, size, unit.tensor.name, at, out)
     else:
-        for weight, scales in weight_and_scales(source, unit):
+        for weight, scales, changed in weight_and_scales(source, unit):
+            rounded |= changed
             out.write(unit.tensor.name, weight)
             if scales is not None and unit.scale is not None:
                 out.write(unit.scale.name, scales)
             if weight.column + weight.data.shape[1] == weight.width:
                 out.grown(unit.tensor.name, (weight.row + weight.data.shape[0]) * weight.width)
     out.done(*(tensor.name for tensor in (unit.tensors if isinstance(unit, Unit) else (unit.tensor,))))
+    return rounded
 
 
 def _copy(source: Source, place: Place, begin: int, size: int, name: str, at: int, out: _Out) -> None:

@@ -19,13 +19,13 @@ from undertow.data.chat.markers import ANSWER, ASSISTANT, DSML, MARKERS, REMINDE
 from undertow.data.chat.message import ROLES, Message, ToolCall, with_tools
 from undertow.data.chat.parser import ChatParser, TokenParser
 from undertow.data.chat.reading import read_messages, read_tools
-from undertow.data.chat.render import Effort, Piece, render, text_of
+from undertow.data.chat.render import Effort, Piece, opens_answer, render, text_of
 from undertow.data.chat.tokens import Encoded, encode, encode_pieces
 
 __all__ = [
     "ANSWER", "ASSISTANT", "DSML", "MARKERS", "REMINDER", "ROLES", "TASKS", "THINK", "USER",
     "CallArguments", "CallEnd", "CallStart", "ChatParser", "Content", "Conversation", "Effort", "Encoded", "End",
     "Event", "Message", "Piece", "Reasoning", "TokenParser", "ToolCall", "conversation", "encode",
-    "encode_conversations", "encode_pieces", "joined", "marker_ids", "message_of", "read_conversations",
-    "read_messages", "read_tools", "render", "text_of", "with_tools",
+    "encode_conversations", "encode_pieces", "joined", "marker_ids", "message_of", "opens_answer",
+    "read_conversations", "read_messages", "read_tools", "render", "text_of", "with_tools",
 ]  # fmt: skip

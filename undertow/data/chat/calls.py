@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from undertow.config.errors import InputError
 from undertow.data.chat.markers import DSML
@@ -19,8 +20,8 @@ def call_block(calls: Sequence[ToolCall]) -> list[tuple[str, bool]]:
     """The block of `calls`: texts, and whether each belongs to the format, so that markers in it are tokens.
 
     Names and values stand as they are, without any escapes. Arguments that are no JSON become one string parameter
-    `arguments`; NaN and infinity are none. Raises `InputError` for JSON that is no object, and for a name that the tags
-    cannot hold.
+    `arguments`; NaN, infinity, a key twice and half a pair of surrogates are none. Raises `InputError` for JSON that
+    is no object, and for a name that the tags cannot hold.
     """
     parts = [(f"\n\n<{DSML}{BLOCK}>", True)]
     for call in calls:
@@ -42,7 +43,8 @@ def call_block(calls: Sequence[ToolCall]) -> list[tuple[str, bool]]:
 def _parameters(call: ToolCall) -> list[tuple[str, str, bool]]:
     """Name, text and whether it is a string, of each argument."""
     try:
-        values = json.loads(call.arguments, parse_constant=_finite, parse_float=_finite)
+        values = json.loads(call.arguments, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique)
+        as_json(values).encode()  # an escaped half of a pair of surrogates is no text
         if isinstance(values, dict):
             return [
                 (name, value, True) if isinstance(value, str) else (name, as_json(value), False)
@@ -55,6 +57,13 @@ def _parameters(call: ToolCall) -> list[tuple[str, str, bool]]:
     )
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key twice, of which one would be lost")
+    return values
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -64,8 +73,14 @@ def _finite(text: str) -> float:
 
 def _check_name(name: str, kind: str, call: ToolCall) -> None:
     """Names stand in their tags without escapes, so that these would end the tag early or not be read again."""
-    if "\n" in name or '">' in name or len(name) > LONGEST_NAME:
-        raise InputError(
-            f"the call of {call.name[:40]!r} has the {kind} name {name[:40]!r} of {len(name)} characters; a name "
-            f'has at most {LONGEST_NAME}, no line break and no ">'
-        )
+    faults = {
+        "a line break": "\n" in name,
+        '">': '">' in name,
+        f"{len(name)} characters": len(name) > LONGEST_NAME,
+    }
+    for fault, found in faults.items():
+        if found:
+            raise InputError(
+                f"the call of {call.name[:40]!r} has the {kind} name {name[:40]!r} with {fault}; a name has at most "
+                f'{LONGEST_NAME} characters, no line break and no ">'
+            )

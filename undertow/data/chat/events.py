@@ -50,7 +50,12 @@ class CallEnd:
 
 @dataclass(frozen=True)
 class End:
-    """The answer ended after `calls` complete calls. `whole`: neither reasoning nor a call nor their block is open."""
+    """The answer ended after `calls` complete calls.
+
+    `whole` is false where the reasoning, a call or the block of calls was still open. It says nothing of content, which
+    has no end of its own: an answer that ran out of tokens within it is whole too, and only the reason for which
+    sampling ended (`Completion.finish_reason`) tells the two apart.
+    """
 
     calls: int
     whole: bool

@@ -133,7 +133,7 @@ class TokenParser:
 
 
 def _tags(spelling: Mapping[str, str]) -> dict[str, Tags]:
-    """What ends each state. A name stands on one line, and the end token ends it as it ends all."""
+    """What ends each state. A name stands on one line without `">`, and the end token ends it as it ends all."""
     open, close = f"<{spelling[DSML]}", f"</{spelling[DSML]}"
     barriers = ("\n", spelling[EOS])
     end = Tag("end", (spelling[EOS],))
@@ -149,7 +149,7 @@ def _tags(spelling: Mapping[str, str]) -> dict[str, Tags]:
         "content": Tags(calling(f"\n\n{block}", call), calling(block, call), end),
         "block": Tags(calling(call), Tag("close block", (f"{close}{BLOCK}>",)), end),
         "call": Tags(
-            Tag("parameter", (parameter,), ('" string="true">', '" string="false">'), barriers),
+            Tag("parameter", (parameter,), ('" string="true">', '" string="false">'), (*barriers, '">')),
             Tag("close call", (f"{close}{INVOKE}>",)),
             end,
         ),

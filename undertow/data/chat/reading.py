@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 from undertow.config.errors import InputError
+from undertow.data.chat.calls import call_block
+from undertow.data.chat.markers import TASKS
 from undertow.data.chat.message import ROLES, Message, ToolCall
 from undertow.data.chat.wording import as_json
 from undertow.data.corpus import check_unicode
@@ -24,8 +26,9 @@ def read_messages(values: Any, where: str) -> tuple[Message, ...]:
 
     Keys: `role` and `content` (a text or a list of text parts, which a blank line joins); of an assistant also
     `reasoning_content` (or `reasoning`), `tool_calls` and `prefix`; of a tool `tool_call_id`; of system and developer
-    `tools` and `response_format`; `task` as in `Message`. Keys with empty values count as absent. Raises `InputError`
-    that begins with `where` and names the message.
+    `tools` and `response_format`; `task` as in `Message`. Keys with empty values count as absent; others, `name` of a
+    user among them, are refused. Raises `InputError` that begins with `where` and names the message, and the call whose
+    names or arguments the format cannot write.
     """
     if not isinstance(values, list | tuple) or not values:
         raise InputError(f"{where}: 'messages' must be a list of at least one {{role, content}}")
@@ -76,6 +79,9 @@ def _message(value: Any, where: str) -> Message:
         )
     if given.get("reasoning") and given.get("reasoning_content", given["reasoning"]) != given["reasoning"]:
         raise InputError(f"{where} has both 'reasoning' and 'reasoning_content', and they differ; leave one out")
+    task = _identity(given.get("task"), f"{where}'s task")
+    if task is not None and task not in TASKS:
+        raise InputError(f"{where} has the task {task!r}; allowed: {', '.join(TASKS)}")
     content = value.get("content")
     silent = content is None and role == "assistant"
     return Message(
@@ -86,7 +92,7 @@ def _message(value: Any, where: str) -> Message:
         call_id=_identity(given.get("tool_call_id"), f"{where}'s tool_call_id"),
         tools=read_tools(given.get("tools", ()), where),
         response_format=given.get("response_format"),
-        task=_identity(given.get("task"), f"{where}'s task"),
+        task=task,
         prefix=bool(given.get("prefix")),
     )
 
@@ -109,11 +115,16 @@ def _call(value: Any, what: str) -> ToolCall:
             arguments = as_json(arguments)
         except InputError as error:
             raise InputError(f"{what}'s arguments: {error}") from None
-    return ToolCall(
+    call = ToolCall(
         text_of_value(function["name"], f"{what}'s name"),
         text_of_value(arguments, f"{what}'s arguments"),
         _identity(value.get("id"), f"{what}'s id"),
     )
+    try:
+        call_block([call])
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    return call
 
 
 def _identity(value: Any, what: str) -> str | None:

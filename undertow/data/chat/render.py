@@ -28,7 +28,7 @@ class Piece:
 
 
 def render(messages: Sequence[Message], effort: Effort = "none", keep_reasoning: bool = False) -> list[Piece]:
-    """The pieces of a conversation. One that does not end with an assistant ends where the model is to begin.
+    """The pieces of a conversation. One for which `opens_answer` is true ends where the model is to begin.
 
     With reasoning, that of the turns before the last question is dropped, and all that a developer said there, unless
     a message has tools or `keep_reasoning`. A task is asked for where an assistant, a latest_reminder or nothing
@@ -53,6 +53,16 @@ def render(messages: Sequence[Message], effort: Effort = "none", keep_reasoning:
             reasons = thinking and (keep or place >= last or turn.task == "action")
             pieces += [Piece(marker, marker=True) for marker in _transition(turn, THINK if reasons else ANSWER)]
     return [piece for piece in pieces if piece.text]
+
+
+def opens_answer(messages: Sequence[Message]) -> bool:
+    """Whether the prompt of `messages` ends where an answer begins.
+
+    So it does after user, tool and developer, after any message with a task, and in an assistant's `prefix`. After
+    others the released format opens none, and a model that goes on there continues what they say.
+    """
+    last = messages[-1] if messages else Message("system")
+    return last.role in ("user", "tool", "developer") or last.task is not None or last.prefix
 
 
 def text_of(pieces: Iterable[Piece]) -> str:

@@ -72,7 +72,7 @@ def _named(text: str, start: int, at: int, tag: Tag) -> Found | None:
     window = last + max(map(len, tag.tails))
     places = [text.find(each, at, window + len(each)) for each in tag.barriers]
     barrier = min((place for place in places if place >= 0), default=window)
-    ends = [(end, tail) for tail in tag.tails if (end := text.find(tail, at, min(barrier, last + len(tail)))) >= 0]
+    ends = [(end, tail) for tail in tag.tails if (end := text.find(tail, at, min(barrier, last) + len(tail))) >= 0]
     if ends:
         end, tail = min(ends)
         return Found(start, end + len(tail), tag, text[at:end], tail)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,14 @@ CHIPS: Mapping[str, Chip] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """One compiled kernel: bytes of shared memory, registers a thread, and bytes of them spilled to memory."""
+    """One compiled kernel: bytes of shared memory, registers a thread, bytes of them spilled to memory, and how often
+    each instruction of the matrix units stands in its code."""
 
     chip: Chip
     shared: int
     registers: int
     spilled: int
+    matrix: Mapping[str, int]
 
     @property
     def fits(self) -> bool:
@@ -49,28 +55,57 @@ class Facts:
         return self.shared <= self.chip.shared
 
 
-def compile_for(
-    chip: Chip,
-    kernel: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    *,
-    warps: int = 4,
-    stages: int = 2,
-) -> Facts:
-    """Compile a `triton.jit` function for a chip.
+@contextmanager
+def compiling(chip: Chip) -> Iterator[list[tuple[str, Facts]]]:
+    """Within, a kernel that is launched is compiled for `chip` and not run; yields name and facts of each, once.
 
-    `signature` gives the type of every run-time argument (`*bf16`, `i32`, ...), pointers taken as aligned to 16 bytes;
-    `constants` the value of every `tl.constexpr`. Raises what Triton raises where it cannot be compiled.
+    Tensors may lie on the meta device: kernels get the types and sizes that they would get on the chip. That the chip's
+    own tiles are taken is the caller's matter.
     """
-    order = list(kernel.arg_names)
-    types = {name: signature.get(name, "constexpr") for name in order}
-    aligned = {(order.index(n),): [["tt.divisibility", 16]] for n, kind in signature.items() if kind.startswith("*")}
-    values = {(order.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
-    made = triton.compile(source, target=chip.target, options={"num_warps": warps, "num_stages": stages})
-    registers, spilled = _amd(made) if chip.target.backend == "hip" else _nvidia(made)
-    return Facts(chip, made.metadata.shared, registers, spilled)
+    run, found = JITFunction.run, []
+    seen: set[int] = set()
+
+    def compiled(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        made = run(self, *arguments, grid=grid, warmup=True, **named)
+        if id(made) not in seen:  # Triton keeps what it has made
+            seen.add(id(made))
+            found.append((self.__name__, _facts(chip, made)))
+        return made
+
+    driver.set_active(_Absent(chip))  # type: ignore[arg-type]
+    JITFunction.run = compiled  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        JITFunction.run = run  # type: ignore[method-assign]
+        driver.set_active(None)  # type: ignore[arg-type]
+
+
+class _Absent:
+    """A driver as far as compiling asks one, for a chip that is not there. Triton keeps what it makes by device."""
+
+    def __init__(self, chip: Chip):
+        self._chip = chip
+
+    def get_current_target(self) -> GPUTarget:
+        return self._chip.target
+
+    def get_current_device(self) -> str:
+        return self._chip.name
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+def _facts(chip: Chip, made: Any) -> Facts:
+    if chip.target.backend == "hip":
+        (registers, spilled), matrix = _amd(made), re.findall(r"\bv_s?mfmac?_\w+", made.asm["amdgcn"])
+    else:
+        found = re.findall(
+            r"\b(w?g?mma)(?:\.mma_async)?\.sync\.aligned\.(?:row\.col\.)?(m\d+n\d+k\d+)", made.asm["ptx"]
+        )
+        (registers, spilled), matrix = _nvidia(made), [" ".join(each) for each in found]
+    return Facts(chip, made.metadata.shared, registers, spilled, dict(sorted(Counter(matrix).items())))
 
 
 def _amd(made: CompiledKernel) -> tuple[int, int]:

@@ -1,0 +1,85 @@
+"""`undertow bench`: tables, result files, hooks, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from undertow.cli import main
+
+
+def test_kernels_on_a_cpu(tmp_path, capsys):
+    target = tmp_path / "result.json"
+    assert main(["bench", "kernels", "--device", "cpu", "--op", "swa", "--shape", "20+7", "--json", str(target)]) == 0
+    out = capsys.readouterr().out
+    assert "swa forward: 20+7 tokens, 4 x 32; floor " in out and "swa backward: 20+7 tokens, 4 x 32; floor " in out
+    assert "absent: triton: triton kernels run on a GPU" in out
+    assert "On a CPU kernels would run in an interpreter, which is not timed" in out
+    result = json.loads(target.read_text())
+    assert result["kind"] == "kernels" and result["ceilings"]["copy"] > 0 and result["environment"]["versions"]["torch"]
+    status = {(row["op"], row["way"]): row["status"] for row in result["rows"]}
+    assert status["swa forward", "reference"] == status["swa backward", "reference"] == "ok"
+    assert status["swa forward", "triton"] == "absent"
+    row = result["rows"][-1]
+    assert row["error"] <= row["error_limit"] == 3e-3 and row["ms"]["repeats"] >= 5
+
+
+def test_a_wrong_kernel_is_told_and_ends_with_1(capsys, monkeypatch):
+    from undertow.ops.registry import REFERENCE
+
+    plain = REFERENCE["sparse_attention"]
+
+    def wrong(q, *rest, **options):
+        o, lse = plain(q, *rest, **options)
+        return (o * 1.01 if q.dtype.itemsize == 2 else o), lse
+
+    monkeypatch.setitem(REFERENCE, "sparse_attention", wrong)
+    assert main(["bench", "kernels", "--device", "cpu", "--op", "swa", "--shape", "20"]) == 1
+    streams = capsys.readouterr()
+    assert "WRONG, not timed: at most 3e-03" in streams.out
+    assert "swa forward by reference (20 tokens, 4 x 32) is wrong" in streams.err
+
+
+def test_step_as_json_without_a_preset(capsys):
+    words = ["device=cpu", "train.sequence_length=32", "train.batch_size=1", "train.optimizer=adamw"]
+    assert main(["bench", "step", *words, "--steps", "1", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["preset"] == "v4-tiny" and result["tokens"] == 32
+    assert len(result["settings"]["as given"]["losses"]) == 4
+
+
+def test_step_table(capsys):
+    words = ["v4-debug", "device=cpu", "train.sequence_length=32", "--against", "train.learning_rate=1e-3"]
+    assert main(["bench", "step", *words, "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "v4-debug, 64 tokens a step" in out and "train.learning_rate=0.003  train.learning_rate=1e-3" in out
+    assert "losses of 4 steps: at most " in out and "operators of train.learning_rate=1e-3: all by reference" in out
+
+
+def test_hooks_are_written_and_nothing_is_measured(tmp_path, capsys):
+    target = tmp_path / "ours.py"
+    assert main(["bench", "kernels", "--peer-hooks", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    assert "def sparse_attn_bwd(" in target.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kernels", "--op", "csaa"], "--op csaa: unknown; did you mean 'csa'?"),
+        (["kernels", "--against", "flexx"], "--against flexx: unknown; did you mean 'flex'?"),
+        (["kernels", "--shape", "4k"], "--shape 4k: write the tokens of each document"),
+        (["kernels", "--device", "tpu"], "--device tpu: unknown"),
+        (["step", "v4-prox"], "preset v4-prox: unknown; did you mean 'v4-proxy'?"),
+        (["step", "v4-debug", "device=cpu", "--against", "seed=0"], "both settings are the same"),
+        (["step", "v4-debug", "--against", "seed"], "is not of the form section.key=value"),
+        (["step", "v4-debug", "--against", "sed=1"], "sed"),
+        (["step", "v4-debug", "device=cpu", "ops.linear=gluon", "--steps", "1"], "no gluon kernel for linear"),
+        (["step", "v4-debug", "--trace", "none/trace.json"], "there is no directory none"),
+    ],
+)
+def test_mistakes(words, said, capsys):
+    assert main(["bench", *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and said in error

@@ -1,0 +1,148 @@
+"""Operator x architecture x dtype x shape -> the backend that takes it, or why kernels refuse; no GPU is asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from undertow.config.errors import InputError
+from undertow.ops import OPS
+from undertow.ops.registry import TRITON, Machine, choose, recipe_key, summary, taker
+from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
+
+CHIPS = ("gfx942", "gfx950", "sm_90")
+KERNELS = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
+MACHINES = {
+    "a CPU": (Machine("cpu"), "triton kernels run on a GPU"),
+    "a GPU without Triton": (Machine("cuda", "gfx950", triton=False), "triton is not installed"),
+    "sm_75": (Machine("cuda", "sm_75"), "triton kernels need sm_80 or later, this is sm_75"),
+    **{name: (Machine("cuda", name), None) for name in (*CHIPS, "sm_80", "sm_100", "gfx1201", "gfx90a")},
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_machines(name):
+    machine, there = MACHINES[name]
+    for op in OPS:
+        reason = there if op in KERNELS else f"no triton kernel for {op} in this version"
+        choice = choose(op, machine)
+        assert ("triton" in choice.refused) == bool(reason), op
+        assert choice.refused.get("triton", "").startswith(reason or "")
+        assert choice.refused["gluon"] == f"no gluon kernel for {op} in this version"
+        assert (choice.chosen, choice.others) == (("reference", ()) if reason else ("triton", ("reference",))), op
+        assert choose(op, machine, "reference").chosen == "reference"
+        if reason:
+            with pytest.raises(InputError, match=r"backend 'triton' cannot serve here: "):
+                choose(op, machine, "triton")
+        else:
+            assert choose(op, machine, "triton").others == ()
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_fixed_order_is_kept_by_the_reference(chip):
+    for op in OPS:
+        choice = choose(op, Machine("cuda", chip), invariant=True)
+        assert choice.chosen == "reference", op
+        if op in KERNELS:
+            assert choice.refused["triton"] == "triton kernels keep no fixed order for batch_invariant"
+
+
+def test_what_a_choice_says():
+    machine = Machine("cuda", "sm_90")
+    assert set(TRITON) == KERNELS
+    serves = TRITON["indexer_select"].serves
+    assert str(choose("indexer_select", machine)) == f"triton ({serves}; reference otherwise)"
+    assert str(choose("indexer_select", machine, "triton")) == f"triton ({serves}; an error otherwise)"
+    assert str(choose("linear", machine)) == "reference"
+    choices = [choose(op, machine) for op in ("linear", "indexer_select", "indexer_scores", "rotary")]
+    assert summary(choices) == (
+        f"indexer_select, indexer_scores by triton ({serves}; reference otherwise); the others by reference"
+    )
+    assert summary(choices[:1]) == "all by reference"
+
+
+def call(
+    op, *, dtype=torch.bfloat16, heads=64, width=512, window=128, index_heads=64, index_width=128, past=0,
+    weights=torch.float32, lse=torch.float32, invariant=False,
+):  # fmt: skip
+    """Arguments of a call over two documents, the second of which continues after `past` tokens."""
+
+    def empty(*shape, of=dtype):
+        return torch.empty(shape, dtype=of, device="meta")
+
+    tokens, ratio, segments = 40, 4, Segments.from_lengths([24, 16], [0, past])
+    entries, latents = (segments.layout(kind) for kind in (entry_rows(ratio), window_rows(window)))
+    keys = Rows(empty(10, index_width), entries)
+    index = empty(tokens, index_heads, index_width), keys, empty(tokens, index_heads, of=weights)
+    q, pool = empty(tokens, heads, width), Rows(empty(10, width), entries)
+    selected = empty(tokens, 8, of=torch.int64)
+    scale = {"scale": width**-0.5, "invariant": invariant}
+    if op == "indexer_scores":
+        return (*index, segments, ratio), {"invariant": invariant}
+    if op == "indexer_select":
+        return (*index, 8, segments, ratio), {"invariant": invariant}
+    if op == "indexer_distillation":
+        return (*index, q, pool, empty(tokens, heads, of=lse), selected, segments), {"ratio": ratio, **scale}
+    rows = Rows(empty(tokens, width), latents)
+    given = (q, rows, pool, selected, empty(heads, of=torch.float32), segments)
+    return given, {"window_size": window, "ratio": ratio, **scale}
+
+
+ATTENTION, INDEXER = ("sparse_attention", "csa_attention"), ("indexer_scores", "indexer_select", "indexer_distillation")
+LIMITS = [
+    *((ATTENTION, change, None) for change in (
+        {}, {"heads": 8}, {"heads": 128}, {"width": 64}, {"window": 1}, {"window": 100},
+    )),
+    *((INDEXER, change, None) for change in (
+        {}, {"index_heads": 16}, {"index_heads": 64}, {"index_width": 16}, {"weights": torch.bfloat16},
+    )),
+    *((ATTENTION + INDEXER, change, reason) for change, reason in (
+        ({"dtype": torch.float32}, "float32"),
+        ({"dtype": torch.float16}, "float16"),
+        ({"invariant": True}, ""),
+    )),
+    *((ATTENTION, change, reason) for change, reason in (
+        ({"past": 8}, "documents from their first token on, and one of these continues"),
+        ({"heads": 4}, "8, 16, 32, 64 or 128 heads, not 4"),
+        ({"heads": 48}, "8, 16, 32, 64 or 128 heads, not 48"),
+        ({"heads": 256}, "8, 16, 32, 64 or 128 heads, not 256"),
+        ({"width": 96}, "a multiple of 64, not 96"),
+        ({"window": 129}, "windows of 1 to 128 tokens, not 129"),
+    )),
+    *((INDEXER, change, reason) for change, reason in (
+        ({"past": 8}, "documents have a past"),
+        ({"index_heads": 8}, "8 index heads, not one of 16, 32, 64"),
+        ({"index_heads": 128}, "128 index heads"),
+        ({"index_width": 256}, "index heads of 256 numbers"),
+        ({"weights": torch.float16}, "head weights are float16"),
+    )),
+    *((("indexer_distillation",), change, reason) for change, reason in (
+        ({"heads": 4}, "4 attention heads"),
+        ({"width": 40}, "attention heads of 40 numbers, not a multiple of 16"),
+        ({"lse": torch.bfloat16}, "the log-sum-exp is bfloat16, not float32"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("ops", "change", "reason"), LIMITS, ids=str)
+def test_calls(ops, change, reason, chip):
+    for op in ops:
+        args, kwargs = call(op, **change)
+        taken, why = taker(choose(op, Machine("cuda", chip)), *args, **kwargs)
+        assert taken == ("triton" if reason is None else "reference"), op
+        named = choose(op, Machine("cuda", chip), "triton")
+        if reason is None:
+            assert why == "" and taker(named, *args, **kwargs) == ("triton", "")
+            continue
+        assert reason in why and why
+        with pytest.raises(InputError) as error:
+            taker(named, *args, **kwargs)
+        assert str(error.value) == (
+            f"{recipe_key(op)}: backend 'triton' cannot serve this call: {why}; choose 'auto' or another"
+        )
+
+
+def test_keys_of_recipes():
+    keys = {"sparse_attention": "attention.backend", "csa_attention": "attention.csa_backend"}
+    assert {op: recipe_key(op) for op in OPS} == {op: keys.get(op, f"ops.{op}") for op in OPS}

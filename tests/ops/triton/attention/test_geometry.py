@@ -1,0 +1,61 @@
+"""What tokens see, and the slabs that cover them."""
+
+import pytest
+import torch
+
+from undertow.ops.segments import Segments
+from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, old_rows, sight, slabs
+
+
+def test_sight_of_packed_documents():
+    segments = Segments.from_lengths([5, 0, 1, 4])
+    view = sight(segments, 2)
+    assert view.begin.tolist() == [0] * 5 + [5] + [6] * 4
+    assert view.low.tolist() == [0] * 5 + [2] + [2] * 4
+    assert view.high.tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 4]
+    assert view.entries == 4 and view.begin.dtype == view.low.dtype == view.high.dtype == torch.int32
+    assert torch.equal(view.seen, torch.stack((view.low, view.high)).long())
+    assert sight(segments, 2) is view
+
+
+def test_sight_without_entries():
+    view = sight(Segments.from_lengths([3, 2]), 0)
+    assert view.entries == 0 and view.low.tolist() == view.high.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(("window", "rows"), [(1, 16), (17, 16), (18, 32), (33, 32), (64, 64), (100, 128), (128, 128)])
+def test_rows_before_a_block(window, rows):
+    assert old_rows(window) == rows
+
+
+@pytest.mark.parametrize("lengths", [(4096,), (70, 3, 900, 1, 5000), (1,), (65536,), (40,) * 200])
+@pytest.mark.parametrize(("ratio", "keep"), [(0, None), (4, 512), (4, 8), (128, None), (4, None)])
+@pytest.mark.parametrize("heads", [8, 64, 128])
+def test_slabs_cover_every_token_and_what_it_sees(lengths, ratio, keep, heads):
+    segments = Segments.from_lengths(lengths)
+    found = slabs(segments, ratio, heads, keep)
+    low, high = sight(segments, ratio).seen
+    assert [s.start for s in found] == [0, *(s.stop for s in found[:-1])] and found[-1].stop == segments.tokens
+    for slab in found:
+        assert slab.start % COLUMNS == 0 and slab.tokens > 0
+        a, b = int(low[slab.start]), int(high[slab.stop - 1])
+        if slab.form == "near":
+            starts = torch.arange(slab.start, slab.stop, BLOCK)
+            assert int((high[(starts + BLOCK - 1).clamp(max=slab.stop - 1)] - low[starts]).max()) <= NEAR
+            continue
+        assert slab.column % COLUMNS == slab.columns % COLUMNS == 0
+        assert slab.column <= a and b <= slab.column + slab.columns
+        if slab.form == "dense":
+            assert slab.tokens <= COLUMNS or slab.tokens * heads * slab.columns * 4 <= 3 << 29
+
+
+def test_forms_of_the_model_at_training_lengths():
+    def forms(tokens, ratio, keep, heads=64):
+        return {s.form for s in slabs(Segments.from_lengths([tokens]), ratio, heads, keep)}
+
+    assert forms(65536, 0, None) == {"near"}
+    assert forms(4096, 128, None) == {"near"} and forms(8192, 128, None) == {"near", "dense"}
+    assert forms(4096, 4, 512) == {"dense"} and forms(4096, 4, 1024, 128) == {"dense"}
+    assert forms(16384, 4, 512) == {"dense", "gather"}
+    assert forms(16384, 4, 512, 8) == {"dense"}
+    assert slabs(Segments.from_lengths([]), 4, 64, 512) == ()

@@ -1,0 +1,208 @@
+"""Whole training steps of a preset: time, rates, memory and losses of one setting, or of two in turns."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undertow.bench.environment import environment
+from undertow.bench.settings import build, default_preset, device_for, resolve_step, value_of
+from undertow.config.errors import InputError
+from undertow.config.gpus import find_gpu
+from undertow.config.resolve import Resolved
+from undertow.model.flops import flops_per_token
+from undertow.ops.registry import summary
+from undertow.train.figures import peak_memory
+from undertow.train.fit import memory_of, step_peak
+from undertow.train.loop import Trainer
+
+SETTLING = 3
+"""Steps at the beginning whose time does not count: kernels are compiled, state is allocated."""
+
+Follow = Callable[[int, int, str], None]
+
+
+@dataclass
+class Column:
+    """One setting while it is measured: milliseconds and loss of each step so far, bytes it holds, and its peak."""
+
+    name: str
+    resolved: Resolved
+    trainer: Trainer | None = None
+    ms: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    held: int = 0
+    peak: int = 0
+    operators: str = ""
+
+    def given(self) -> dict[str, Any]:
+        """The keys that differ from the preset and the defaults, with their values."""
+        own = {key for key, source in self.resolved.sources.items() if not source.startswith(("default", "preset "))}
+        return {key: value_of(self.resolved.config, key) for key in sorted(own - {"model.preset"})}
+
+
+def bench_step(
+    preset: str | None,
+    words: Sequence[str],
+    against: Sequence[str],
+    steps: int,
+    losses: int,
+    trace: Path | None,
+    variables: Mapping[str, str],
+    follow: Follow = lambda done, of, what: None,
+) -> dict[str, Any]:
+    """Measure `steps` steps of `preset` (None: one that suits the device) with KEY=VALUE `words`, and again with those
+    of `against`, from the same seed.
+
+    Both take at least `losses` steps. Their steps alternate where both fit into the memory, else one setting follows
+    the other. `trace` is written with one more step of the first. Returns the content of the result file.
+    """
+    taken = max(SETTLING + steps, losses)
+    total = taken + (trace is not None)
+    device = device_for(words, variables)
+    gpu, preset = device.type == "cuda", preset or default_preset(device)
+    first = resolve_step(preset, words, total, gpu, variables)
+    found = [Column("as given", first)]
+    if against:
+        second = resolve_step(preset, [*words, *against], total, gpu, variables)
+        if second.config == first.config:
+            raise InputError(f"--against {' '.join(against)}: both settings are the same; give a key another value")
+        keys = [word.partition("=")[0].strip() for word in against]
+        name = ", ".join(f"{key}={value_of(first.config, key)}" for key in keys)
+        found = [Column(name, first), Column(", ".join(against), second)]
+    together = len(found) == 1 or _fit_together(found, device)
+    for group in [found] if together else [[column] for column in found]:
+        _measure(group, taken, total, device, lambda n, what: follow(n, taken * len(found), what))
+        if trace is not None and group[0] is found[0]:
+            _trace(group[0], trace, device)
+        for column in group:
+            column.trainer = None
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return _document(preset, found, device, "in turns" if together else "one after the other")
+
+
+def _measure(
+    group: Sequence[Column], taken: int, total: int, device: torch.device, follow: Callable[[int, str], None]
+) -> None:
+    for column in group:
+        follow(0, f"building {column.name}")
+        before = _allocated(device)
+        column.trainer, unfit = build(column.resolved, total)
+        column.held = _allocated(device) - before
+        column.operators = summary(column.trainer.model.ops.choices.values())
+        if unfit:
+            follow(0, unfit)
+    for step in range(taken):
+        for place, column in enumerate(group):
+            _step(column, device)
+            follow(step * len(group) + place + 1, f"{column.name}: {column.ms[-1]:,.0f} ms")
+
+
+def _step(column: Column, device: torch.device) -> None:
+    """One step, timed to its last kernel, with the bytes that this setting alone holds at its peak."""
+    assert column.trainer is not None
+    before = _allocated(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    entry = column.trainer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    column.ms.append(1e3 * (time.perf_counter() - begun))
+    column.losses.append(entry["train/lm_loss"])
+    others = before - column.held
+    column.peak = max(column.peak, peak_memory(device) - others)
+    column.held += _allocated(device) - before
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _fit_together(columns: Sequence[Column], device: torch.device) -> bool:
+    return sum(step_peak(column.resolved.config, device).total for column in columns) <= memory_of(device)
+
+
+def _trace(column: Column, target: Path, device: torch.device) -> None:
+    """One step under torch's profiler, as a Chrome trace."""
+    assert column.trainer is not None
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with torch.profiler.profile(activities=kinds) as profile:
+        column.trainer.step()
+    fresh = target.with_name(f".{os.getpid()}-{target.name}")  # its ending says whether it is compressed
+    try:
+        profile.export_chrome_trace(str(fresh))
+        os.replace(fresh, target)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{target}: the trace cannot be written ({error}); give --trace another file") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _document(preset: str, columns: Sequence[Column], device: torch.device, order: str) -> dict[str, Any]:
+    train = columns[0].resolved.config.train
+    result: dict[str, Any] = {
+        "kind": "step",
+        "environment": environment(),
+        "device": str(device),
+        "preset": preset,
+        "tokens": train.batch_size * train.sequence_length,
+        "order": order,
+        "units": {"ms": "milliseconds a step", "losses": "nats per token", "tflops": "10^12 operations a second"},
+        "settings": {column.name: _figures(column, device) for column in columns},
+    }
+    if len(columns) == 2:
+        first, second = result["settings"].values()
+        result["ratio"] = second["ms"]["median"] / first["ms"]["median"]
+        result["apart"] = apart(columns[0].losses, columns[1].losses)
+    return result
+
+
+def _figures(column: Column, device: torch.device) -> dict[str, Any]:
+    config, ms = column.resolved.config, column.ms[SETTLING:]
+    tokens = config.train.batch_size * config.train.sequence_length
+    rate = 1e3 * tokens / statistics.median(ms)
+    both = flops_per_token(
+        config.model, config.train.sequence_length, frozen_indexer=config.indexer.frozen,
+        mtp=config.train.mtp_weight > 0, dense=config.indexer.dense_steps >= len(column.ms),
+    )  # fmt: skip
+    work = dict(zip(("algorithmic", "reported"), both, strict=True))
+    gpu = find_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    where = "peak memory" if device.type == "cuda" else "peak memory of the process"
+    return {
+        "set": column.given(),
+        "operators": column.operators,
+        "steps": len(ms),
+        "ms": {"median": statistics.median(ms), "lowest": min(ms), "highest": max(ms)},
+        "tokens_per_second": rate,
+        "tflops": {name: flops * rate / 1e12 for name, flops in work.items()},
+        "share_of_peak": None if gpu is None else {name: flops * rate / gpu.bf16 for name, flops in work.items()},
+        "peak_memory": {"bytes": column.peak, "of": where},
+        "losses": column.losses,
+    }
+
+
+def apart(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
+    """How far two loss curves lie apart: the most, the mean, and the mean over the last tenth; a step that either
+    skipped does not count, and without any step the figures are None."""
+    found = [abs(a - b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    last = found[-math.ceil(len(found) / 10) :]
+    return {
+        "steps": len(found),
+        "most": max(found, default=None),
+        "mean": statistics.mean(found) if found else None,
+        "last": statistics.mean(last) if last else None,
+    }

@@ -1,0 +1,134 @@
+"""Result files as tables for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_HEADS = ("way", "ms", "lowest-highest", "of floor", "TFLOP/s", "nominal", "GB/s", "error", "")
+
+
+def kernels_table(result: dict[str, Any]) -> str:
+    """The rows of `bench kernels`, one block for each operator and shape, best first, under the ceilings."""
+    reached = result["ceilings"]
+    lines = [
+        f"{_where(result)}; in this run a copy moves {reached['copy'] / 1e9:,.0f} GB/s and a matrix product does "
+        f"{reached['matmul'] / 1e12:,.4g} TFLOP/s"
+    ]
+    for (op, shape), rows in _blocks(result["rows"]):
+        lines += ["", f"{op}: {shape}; floor {_ms(rows[0]['floor_ms'])} ms ({rows[0]['bound']})"]
+        timed = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["ms"]["median"])
+        wrong = [row for row in rows if row["status"] not in ("ok", "absent")]
+        if timed or wrong:
+            lines += [f"  {line}" for line in columns([_HEADS, *map(_timed, timed), *map(_wrong, wrong)])]
+    lines += ["", *(f"FAILED: {f['op']}, {f['shape']}: {f['reason']}" for f in result["failures"])]
+    lines += _absent(result["rows"])
+    if result["device"] == "cpu":
+        lines.append("On a CPU kernels would run in an interpreter, which is not timed: the shapes are tiny, and only")
+        lines.append("plain torch has times. Bench on a GPU for figures that mean something.")
+    return "\n".join(lines).rstrip()
+
+
+def step_table(result: dict[str, Any]) -> str:
+    """The settings of `bench step` beside each other."""
+    settings: dict[str, dict[str, Any]] = result["settings"]
+    names = list(settings)
+    rows: list[list[str]] = [["", *names]]
+
+    def row(label: str, cells: Iterable[str]) -> None:
+        rows.append([label, *cells])
+
+    each = list(settings.values())
+    row("ms a step", (_ms(s["ms"]["median"]) for s in each))
+    row("lowest-highest", (f"{_ms(s['ms']['lowest'])}-{_ms(s['ms']['highest'])}" for s in each))
+    row("tokens/s", (f"{s['tokens_per_second']:,.0f}" for s in each))
+    for convention in ("algorithmic", "reported"):
+        row(f"TFLOP/s, {convention}", (f"{s['tflops'][convention]:,.4g}" for s in each))
+        if each[0]["share_of_peak"] is not None:
+            row("  of the GPU's peak", (f"{s['share_of_peak'][convention]:.1%}" for s in each))
+    row(each[0]["peak_memory"]["of"], (f"{s['peak_memory']['bytes'] / 2**30:,.2f} GiB" for s in each))
+    row("loss, first and last", (f"{_loss(s['losses'][0])}, {_loss(s['losses'][-1])}" for s in each))
+    lines = [f"{_where(result)}; {result['preset']}, {result['tokens']:,} tokens a step", "", *columns(rows)]
+    if "apart" in result:
+        apart = {key: value if isinstance(value, int) else _loss(value) for key, value in result["apart"].items()}
+        lines += ["", f"losses of {apart['steps']} steps: at most {apart['most']} apart, {apart['mean']} on "
+                      f"average, {apart['last']} over the last tenth; {names[1]} takes {result['ratio']:.3f} of "
+                      f"the time of {names[0]}"]  # fmt: skip
+    lines += [f"operators of {name}: {s['operators']}" for name, s in settings.items()]
+    return "\n".join(lines)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells in columns, the first to the left, the others to the right, but for a last one of remarks."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    remarks = len(rows[0]) - 1 if not rows[0][-1] else -1
+    lines = []
+    for row in rows:
+        cells = [
+            c.ljust(w) if i in (0, remarks) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _where(result: dict[str, Any]) -> str:
+    found = result["environment"]
+    name = found["processor"] if result["device"] == "cpu" else found["gpu"]
+    return f"{name}, torch {found['versions']['torch']}, Triton {found['versions']['triton']}"
+
+
+def _blocks(rows: Sequence[dict[str, Any]]) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["op"], row["shape"]), []).append(row)
+    return list(found.items())
+
+
+def _timed(row: dict[str, Any]) -> tuple[str, ...]:
+    ms = row["ms"]
+    return (
+        row["way"],
+        _ms(ms["median"]),
+        f"{_ms(ms['lowest'])}-{_ms(ms['highest'])}",
+        f"{row['fraction_of_floor']:.1%}",
+        _figure(row["tflops_exact"]),
+        _figure(row["tflops_nominal"]),
+        _figure(row["gigabytes_per_second"]),
+        f"{row['error']:.0e}" if row["error"] else "0",
+        "launches included" if ms["how"] == "events" else "",
+    )
+
+
+def _wrong(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["status"] == "failed":
+        return (row["way"], *[""] * 6, "failed", row["reason"][:60])
+    error = row["error"] if isinstance(row["error"], str) else f"{row['error']:.0e}"
+    return (row["way"], *[""] * 6, error, f"WRONG, not timed: at most {row['error_limit']:.0e}")
+
+
+def _absent(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each way and reason, with the operators that it is absent from."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["status"] == "absent":
+            reason = re.sub(r" for \w+ in this version$", " in this version", row["reason"])
+            ops = found.setdefault((row["way"], reason), [])
+            ops += [row["op"]] if row["op"] not in ops else []
+    whole = len({row["op"] for row in rows})
+    return [
+        f"absent: {way}{'' if len(ops) == whole else ' for ' + ', '.join(ops)}: {reason}"
+        for (way, reason), ops in found.items()
+    ]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _loss(value: float | None) -> str:
+    return "skipped" if value is None else f"{value:.4g}"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

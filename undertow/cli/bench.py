@@ -1,0 +1,210 @@
+"""`undertow bench kernels` and `undertow bench step`: operators against their floors and peers, and whole steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undertow.cli.threads import patient_threads
+from undertow.cli.values import json_pieces
+from undertow.config.errors import InputError, UndertowError
+from undertow.config.writing import write_file
+
+_FAULTS = {"wrong": "is wrong", "failed": "failed"}
+_PAUSE = 10.0  # seconds between two lines of a log
+
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the result, environment and ceilings included, to this file; - is standard output, instead of the "
+        "table. Default: none.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Attach the verb to the command line."""
+    group = typer.Typer(help="Measure operators, or training steps, with their floors and peers.")
+    group.command("kernels")(kernels)
+    group.command("step")(step)
+    app.add_typer(group, name="bench")
+
+
+def kernels(
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Operator: swa, hca, csa, pro-csa, indexer, distillation or quantise. Repeatable. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tokens of each document: 4096, or 1000+3096 for two packed. Repeatable. Default: 4096, for csa also "
+            "8192 and 16384; 96 on a CPU.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Peer beside our kernels: reference, compile, flex, torch.topk, deep-gemm, tilelang, or none. "
+            "Repeatable. Default: all; on a CPU reference and torch.topk.",
+            show_default=False,
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Ask for gradients of the same bits every time. Default: off.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where it is measured: auto, cpu or cuda.")] = "auto",
+    json: Json = None,
+    peer_hooks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure nothing; write a Python file that offers our kernels to an outside harness. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Time every operator on the given shapes, beside its floor, by every backend and peer that is there.
+
+    Each is checked against the reference in float32 before it is timed; what is wrong gets no time, and ends the
+    command with code 1 if it is ours.
+    """
+    patient_threads()
+    if peer_hooks is not None:
+        from undertow.bench.hooks import write_hooks
+
+        write_hooks(peer_hooks)
+        print(peer_hooks)
+        return
+    from undertow.bench.kernels import OPS, PEERS, bench_kernels, check_names, parse_shape
+    from undertow.bench.table import kernels_table
+    from undertow.train.start import device_of
+
+    check_names("--op", op or [], OPS)
+    check_names("--against", against or [], (*PEERS, "none"))
+    check_names("--device", [device], ("auto", "cpu", "cuda"))
+    place = device_of(device)
+    peers = against or (PEERS if place.type == "cuda" else ("reference", "torch.topk"))
+    lengths = [parse_shape(text) for text in shape or []]
+    with _told() as follow:
+        result = bench_kernels(op or OPS, lengths, peers, place, deterministic, follow, lambda part: _save(part, json))
+    _answer(result, json, kernels_table)
+    _refuse_wrong(result)
+
+
+def step(
+    preset: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PRESET",
+            help="Preset of the model. Default: v4-proxy, v4-tiny without a GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Keys of a recipe and their values, such as attention.csa_backend=triton.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Measure a second setting, in which this key of the recipe differs, such as "
+            "attention.backend=reference. Repeatable. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after 3 that are not.")] = 10,
+    losses: Annotated[
+        int, typer.Option(min=0, help="Steps to take at least, for loss curves; all that are taken are in the result.")
+    ] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a Chrome trace of one more step of the first setting. Default: none.", show_default=False
+        ),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Time training steps of a preset on seeded random tokens: tokens/s, TFLOP/s in both conventions, peak memory.
+
+    KEY=VALUE are keys of a recipe, such as attention.csa_backend=triton, ops.indexer_select=reference or
+    train.sequence_length=8192. The step is that of `undertow train`, optimizer and all.
+    """
+    patient_threads()
+    words = list(overrides or [])
+    if preset is not None and "=" in preset:  # no preset before the first key
+        preset, words = None, [preset, *words]
+    from undertow.bench.step import bench_step
+    from undertow.bench.table import step_table
+
+    if trace is not None and not trace.parent.is_dir():
+        raise InputError(f"--trace {trace}: there is no directory {trace.parent}; name a file in one that is there")
+    with _told() as follow:
+        result = bench_step(preset, words, against or [], steps, losses, trace, os.environ, follow)
+    _answer(result, json, step_table)
+
+
+def _answer(result: dict[str, Any], json: Path | None, table: Callable[[dict[str, Any]], str]) -> None:
+    if str(json) == "-":
+        sys.stdout.writelines(json_pieces(result))
+        return
+    _save(result, json)
+    print(table(result))
+
+
+def _save(result: dict[str, Any], json: Path | None) -> None:
+    if json is not None and str(json) != "-":
+        write_file(json, json_pieces(result), "give --json another file")
+
+
+def _refuse_wrong(result: dict[str, Any]) -> None:
+    """End with code 1 where one of our own kernels is wrong or fails."""
+    from undertow.ops.registry import BACKENDS
+
+    bad = [r for r in result["rows"] if r["way"] in BACKENDS and r["status"] in ("wrong", "failed")]
+    told = [f"{row['op']} by {row['way']} ({row['shape']}) {_FAULTS[row['status']]}" for row in bad]
+    told += [f"{each['op']} ({each['shape']}) failed" for each in result["failures"]]
+    if told:
+        raise UndertowError(f"{', '.join(told)}; the other figures stand")
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[int, int, str], None]]:
+    """What is being measured: one line that changes where standard error is a terminal, else a line now and then."""
+    if sys.stderr is None:  # closed by the shell
+        yield lambda done, of, what: None
+        return
+    terminal, begun, last = sys.stderr.isatty(), time.monotonic(), -_PAUSE
+
+    def follow(done: int, of: int, what: str) -> None:
+        nonlocal last
+        spent = time.monotonic() - begun
+        left = f", about {spent / done * (of - done):,.0f} s left" if done else ""
+        line = f"{done} of {of}{left}: {what}"
+        if terminal:
+            print(f"\r\033[K{line[:100]}", end="", file=sys.stderr, flush=True)
+        elif spent - last >= _PAUSE:
+            print(line, file=sys.stderr, flush=True)
+            last = spent
+
+    try:
+        yield follow
+    finally:
+        if terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Sparse attention in Triton, forward and backward, for the three layer types."""

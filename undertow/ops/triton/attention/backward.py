@@ -1,0 +1,335 @@
+"""Sparse attention backward: scores, then products, slab by slab; see `window_backward` for the form.
+
+What a slab spills lies in buffers made for the largest slab of a call. Gradients of keys are float32 partial sums added
+in a fixed order; only the gather form, unless asked to be deterministic, adds by atomics.
+"""
+
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+# Launches: the language of kernels has types of its own.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from undertow.ops.segments import Segments
+from undertow.ops.triton.attention import gather_backward, pool_backward, sums, window_backward
+from undertow.ops.triton.attention.descriptors import described
+from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, Sight, Slab, old_rows, sight, slabs
+from undertow.ops.triton.attention.pool_backward import GROUP
+from undertow.ops.triton.attention.selection import Chosen
+from undertow.ops.triton.attention.tiles import dividing, tiles
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call: operands and results in rows (token x head) of `width` numbers, and what its slabs share."""
+
+    q: Tensor
+    do: Tensor
+    o: Tensor | None
+    window: Tensor
+    entries: Tensor | None
+    sink: Tensor
+    lse: Tensor
+    segments: Segments
+    view: Sight
+    ratio: int
+    heads: int
+    width: int
+    reach: int
+    scale: float
+    dq: Tensor
+    dwindow: Tensor
+    dentries: Tensor | None
+    delta: Tensor
+    sizes: Tensor
+    rests: Tensor
+    sinks: Tensor
+
+    @property
+    def span(self) -> int:
+        """Columns of the window before a block."""
+        return old_rows(self.reach)
+
+    def tiles(self, kernel: str) -> dict[str, int]:
+        """Launch configuration, its widths dividing that of a head."""
+        found = dict(tiles(self.q.device, kernel))
+        return {k: dividing(v, self.width) if k in ("BD", "BN") else v for k, v in found.items()}
+
+
+@dataclass(frozen=True)
+class _Spill:
+    """Buffers for the largest slab: P and dS of the window (before a block, in it) and of entries, sums of dS over each
+    tile of these, and parts of the keys' gradients.
+    """
+
+    before: tuple[Tensor, Tensor]
+    within: tuple[Tensor, Tensor]
+    shares: Tensor
+    slopes: Tensor
+    sums: Tensor
+    window_parts: Tensor
+    parts: Tensor
+    chosen_parts: Tensor
+
+
+def _matrix(flat: Tensor, rows: int, columns: int) -> Tensor:
+    return flat[: rows * columns].view(rows, columns)
+
+
+def backward(
+    q: Tensor,
+    window: Tensor,
+    entries: Tensor | None,
+    sink: Tensor,
+    o: Tensor | None,
+    lse: Tensor,
+    do: Tensor,
+    chosen: tuple[Chosen, ...],
+    segments: Segments,
+    *,
+    window_size: int,
+    ratio: int,
+    scale: float,
+    keep: int | None,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Gradients of `q [T, H, D]`, `window [T, D]`, `entries [N, D]` (bfloat16) and `sink [H]` from `do [T, H, D]`.
+
+    `lse` and `chosen` are the forward's, `keep` is the number of entries that a query selected at most (None: all);
+    `o` is read only by slabs that are not near. With `deterministic` the gather form sums in a fixed order too.
+    """
+    tokens, heads, width = q.shape
+    held = entries if entries is not None and len(entries) else None
+    if held is None:
+        ratio, keep = 0, None
+    view = sight(segments, ratio)
+    runs = slabs(segments, ratio, heads, keep)
+    rows = torch.float32 if len(runs) > 1 else torch.bfloat16
+    call = _Call(
+        q.view(-1, width), do.view(-1, width), None if o is None else o.view(-1, width), window, held, sink, lse,
+        segments, view, ratio, heads, width, window_size, scale,
+        torch.empty(tokens * heads, width, dtype=torch.bfloat16, device=q.device),
+        torch.empty(tokens, width, dtype=rows, device=q.device),
+        None if held is None else torch.zeros(held.shape, dtype=torch.float32, device=q.device),
+        *(torch.empty(tokens * heads, dtype=torch.float32, device=q.device) for _ in range(4)),
+    )  # fmt: skip
+    spill = _spill(call, runs, chosen, deterministic)
+    for slab, selection in zip(runs, chosen, strict=True):
+        _window(call, slab, spill)
+        if slab.form == "dense":
+            _dense(call, slab, spill, selection if isinstance(selection, Tensor) else None)
+        elif slab.form == "gather":
+            assert isinstance(selection, tuple)
+            _gather(call, slab, spill, *selection, deterministic)
+    dentries = torch.zeros_like(entries) if call.dentries is None and entries is not None else call.dentries
+    return (
+        call.dq.view(q.shape),
+        call.dwindow.to(window.dtype),
+        None if dentries is None else dentries.to(torch.bfloat16),
+        call.sinks.view(tokens, heads).sum(0).neg_().to(sink.dtype),
+    )
+
+
+def _rows(slab: Slab, heads: int) -> int:
+    """Rows of whole blocks."""
+    return triton.cdiv(slab.tokens, BLOCK) * BLOCK * heads
+
+
+def _spill(call: _Call, runs: tuple[Slab, ...], chosen: tuple[Chosen, ...], deterministic: bool) -> _Spill:
+    rows = max((_rows(slab, call.heads) for slab in runs), default=0)
+    blocks = rows // (BLOCK * call.heads)
+    shares, slopes, parts, slots = 0, 0, 0, 0
+    for slab, selection in zip(runs, chosen, strict=True):
+        here = _rows(slab, call.heads)
+        if isinstance(selection, tuple):
+            slopes = max(slopes, here * selection[0].shape[1])
+            slots = max(slots, selection[0].numel())
+        elif slab.form == "dense" and slab.columns:
+            pieces = pool_backward.plan(call.view, slab, call.segments, call.ratio, call.heads).pieces
+            shares, parts = max(shares, here * slab.columns), max(parts, len(pieces) * COLUMNS)
+        elif call.entries is not None:
+            shares, parts = max(shares, here * NEAR), max(parts, blocks * NEAR)
+
+    def narrow(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=call.q.device)
+
+    def wide(count: int) -> Tensor:
+        return torch.empty((count, call.width), dtype=torch.float32, device=call.q.device)
+
+    return _Spill(
+        (narrow(rows, call.span), narrow(rows, call.span)), (narrow(rows, BLOCK), narrow(rows, BLOCK)),
+        narrow(shares), narrow(max(slopes, shares)),
+        # A tile of entries or slots has 32 at least.
+        torch.empty(max(slopes, shares) // 32, dtype=torch.float32, device=call.q.device),
+        wide(blocks * (call.span + BLOCK)), wide(parts),
+        narrow(slots if deterministic else 0, call.width),
+    )  # fmt: skip
+
+
+def _window(call: _Call, slab: Slab, spill: _Spill) -> None:
+    """P and dS of the window, its keys' gradients, and in the near form everything."""
+    full, near = slab.form == "near", NEAR if slab.form == "near" and call.entries is not None else 0
+    kind = " with entries" if near else "" if full else ", kept"
+    rows, span, width = _rows(slab, call.heads), call.span, call.width
+    blocks = rows // (BLOCK * call.heads)
+    t = call.tiles("window scores" + kind)
+    m, d, n = t["M"], t["BD"], t["BN"]
+    pp, sp = (_matrix(spill.shares, rows, near), _matrix(spill.slopes, rows, near)) if near else spill.within
+    keys, side = (call.entries, near) if near else (call.window, BLOCK)
+    window_backward.window_scores[(rows // m,)](
+        described(call.q, m, d), described(call.do, m, d), call.o if not full else call.q, call.do,
+        described(call.window, span, d), described(call.window, BLOCK, d), described(keys, side, d),
+        described(call.window, span, n), described(call.window, BLOCK, n), described(keys, side, n),
+        described(call.dq, m, n),
+        *(described(x, m, span) for x in spill.before), *(described(x, m, BLOCK) for x in spill.within),
+        described(pp, m, side), described(sp, m, side),
+        call.view.begin, call.view.low, call.view.high, call.lse, call.delta, call.sizes, call.sink,
+        call.sinks if full else call.rests, slab.start, call.segments.tokens, call.scale,
+        WINDOW=call.reach, H=call.heads, D=width, W=span, BT=BLOCK, NEAR=near,
+        BX=dividing(128, width), FULL=full, **t,
+    )  # fmt: skip
+    t = call.tiles("window keys" + (kind if near else ""))
+    h, n = t["BH"], t["BN"]
+    window_backward.window_keys[(blocks * (width // n),)](
+        described(call.q, h, n), described(call.do, h, n),
+        *(described(x, h, span) for x in spill.before), *(described(x, h, BLOCK) for x in spill.within),
+        described(pp, h, side), described(sp, h, side),
+        spill.window_parts, spill.parts, slab.start,
+        H=call.heads, D=width, W=span, BT=BLOCK, NEAR=near, **t,
+    )  # fmt: skip
+    n = dividing(128, width)
+    ahead = min(span, slab.start) // BLOCK
+    sums.sum_window[(ahead + blocks, width // n)](
+        spill.window_parts, call.dwindow, slab.start, call.segments.tokens, blocks, ahead,
+        D=width, W=span, BT=BLOCK, BN=n, num_warps=4,
+    )  # fmt: skip
+    if near:
+        first, spans = _spans(call, slab)
+        if spans.shape[1]:
+            n = dividing(64, width)
+            sums.sum_near[(spans.shape[1], width // n)](
+                spill.parts, call.view.low, spans, call.dentries, slab.start, first, spans.shape[1],
+                D=width, BT=BLOCK, NEAR=NEAR, BN=n, BR=64, num_warps=4,
+            )  # fmt: skip
+
+
+def _spans(call: _Call, slab: Slab) -> tuple[int, Tensor]:
+    """The slab's first entry, and for each of its entries the blocks that see it, int32 `[2, entries]`."""
+    memo, key = call.segments._memo, ("spans", call.ratio, slab)
+    if key not in memo:
+        low, high = call.view.seen
+        block = torch.arange(slab.start, slab.stop, BLOCK)
+        first, end = int(low[slab.start]), int(high[slab.stop - 1])
+        number = torch.arange(first, end)
+        begin = torch.searchsorted(high[(block + BLOCK - 1).clamp(max=slab.stop - 1)].contiguous(), number, right=True)
+        stop = torch.searchsorted(low[block].contiguous(), number, right=True)
+        memo[key] = first, torch.stack((begin, stop)).to(torch.int32).to(call.q.device, non_blocking=True)
+    return memo[key]
+
+
+def _dense(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None) -> None:
+    """Entries of the dense form, and dq."""
+    heads, width, span = call.heads, call.width, call.span
+    view, entries = call.view, call.entries
+    unit = max(GROUP // heads, 1)
+    groups = triton.cdiv(slab.tokens, unit) * unit * heads // GROUP
+    if slab.columns and entries is not None:
+        _pool(call, slab, spill, bits, groups)
+        sp = _matrix(spill.slopes, _rows(slab, heads), slab.columns)
+    else:
+        entries, sp = call.window, spill.before[1]
+    t = call.tiles("pool queries")
+    k, n = t["BK"], t["BN"]
+    w = min(k, span)
+    so, sn = spill.before[1], spill.within[1]
+    pool_backward.pool_queries[(width // n, groups)](
+        described(so, GROUP, w), described(sn, GROUP, BLOCK), described(sp, GROUP, k),
+        described(call.window, w, n), described(call.window, BLOCK, n), described(entries, k, n),
+        described(call.dq, GROUP, n), call.o, view.low, view.high, call.lse, call.delta, call.sizes, call.sink,
+        call.rests, call.sinks, spill.sums, _rows(slab, heads),
+        slab.start, call.segments.tokens, slab.column, call.scale,
+        H=heads, D=width, W=span, BT=BLOCK, GROUP=GROUP, TILE=COLUMNS, BW=w, **t,
+    )  # fmt: skip
+
+
+def _pool(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: int) -> None:
+    """P and dS of a dense slab's entries, and the entries' gradients."""
+    heads, width, view, entries = call.heads, call.width, call.view, call.entries
+    assert entries is not None
+    rows = _rows(slab, heads)
+    pp, sp = _matrix(spill.shares, rows, slab.columns), _matrix(spill.slopes, rows, slab.columns)
+    t = call.tiles("pool scores")
+    m, d = t["M"], t["BD"]
+    pool_backward.pool_scores[(slab.columns // COLUMNS, groups * (GROUP // m))](
+        described(call.q, m, d), described(call.do, m, d), described(entries, COLUMNS, d),
+        described(pp, m, COLUMNS), described(sp, m, COLUMNS), view.low if bits is None else bits,
+        view.low, view.high, call.lse, call.delta, spill.sums, rows,
+        slab.start, call.segments.tokens, slab.column, slab.columns // 32, call.scale,
+        H=heads, D=width, GROUP=GROUP, BK=COLUMNS, CHOSEN=bits is not None, **t,
+    )  # fmt: skip
+    plan = pool_backward.plan(view, slab, call.segments, call.ratio, heads)
+    if len(plan.pieces) == 0:
+        return
+    t = call.tiles("pool keys")
+    h, n = t["BH"], t["BN"]
+    pool_backward.pool_keys[(len(plan.pieces) * (width // n),)](
+        described(call.q, h, n), described(call.do, h, n), described(pp, h, COLUMNS), described(sp, h, COLUMNS),
+        spill.parts, plan.pieces, slab.start, slab.column,
+        H=heads, D=width, BK=COLUMNS, **t,
+    )  # fmt: skip
+    n = dividing(128, width)
+    sums.sum_pool[(slab.columns // COLUMNS * (COLUMNS // 16), width // n)](
+        spill.parts, plan.order, plan.offsets, call.dentries, slab.column, len(entries),
+        D=width, BK=COLUMNS, BR=16, BN=n, num_warps=4,
+    )  # fmt: skip
+
+
+def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor, deterministic: bool) -> None:
+    """Entries of the gather form, and dq."""
+    heads, width, span, entries = call.heads, call.width, call.span, call.entries
+    assert entries is not None and call.dentries is not None
+    slots, m, here = rows.shape[1], max(heads, 16), _rows(slab, heads)
+    sp = _matrix(spill.slopes, here, slots)
+    many = ", 128 heads" if heads == 128 else ""
+    t = call.tiles("gather scores" + many)
+    k, d, n = t["BK"], t["BD"], t["BN"]
+    gather_backward.gather_scores[(slab.tokens * (slots // k),)](
+        described(call.q, m, d), described(call.do, m, d), described(call.q, m, n), described(call.do, m, n),
+        entries, rows, counts, described(sp, m, k), sp, call.lse, call.delta, spill.sums, here,
+        call.dentries, spill.chosen_parts, slab.start, call.scale,
+        K=slots, H=heads, D=width, M=m, ATOMIC=not deterministic, **t,
+    )  # fmt: skip
+    if deterministic:
+        count, n = min(slab.columns, len(entries) - slab.column), dividing(256, width)
+        starts, order = invert(rows, slab.column, count)
+        sums.sum_chosen[(count, width // n)](
+            spill.chosen_parts, starts, order, call.dentries, slab.column,
+            D=width, BR=32, BN=n, STAGES=3, num_warps=4,
+        )  # fmt: skip
+    t = call.tiles("gather queries" + many)
+    tile, k, n = k, t["BK"], t["BN"]
+    w = min(k, span)
+    gather_backward.gather_queries[(width // n, slab.tokens)](
+        described(spill.before[1], m, w), described(spill.within[1], m, BLOCK), described(sp, m, k),
+        described(call.window, w, n), described(call.window, BLOCK, n), entries, rows, counts,
+        described(call.dq, m, n), call.dq, call.o, call.lse, call.delta, call.sizes, call.sink,
+        call.rests, call.sinks, spill.sums, here, slab.start, call.scale,
+        K=slots, H=heads, D=width, W=span, BT=BLOCK, M=m, TILE=tile, BW=w, **t,
+    )  # fmt: skip
+
+
+def invert(rows: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Who chose each entry `first <= n < first + count`, from `rows` int32 `[tokens, K]` (-1: none).
+
+    Returns int32 `starts [count + 1]` and `order [tokens K]`: slot numbers entry after entry, each in the order of
+    tokens.
+    """
+    kind = torch.int16 if count < 1 << 15 else torch.int32
+    number = torch.where(rows < 0, count, rows - first).to(kind).flatten()
+    value, order = torch.sort(number, stable=True)
+    edges = torch.arange(count + 1, dtype=kind, device=rows.device)
+    return torch.searchsorted(value, edges, out_int32=True), order.to(torch.int32)

@@ -1,0 +1,1 @@
+"""The lightning indexer in Triton: scores, the choice of the best, and the distillation that teaches it."""

@@ -1,0 +1,74 @@
+"""Runs of tokens whose scores exist together, as a matrix `[tokens, width]`.
+
+Column `c` of a token's row is entry `c` of its own document, so that documents packed into one call share no width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from undertow.ops.segments import Segments
+from undertow.ops.triton.attention.geometry import Sight, sight
+
+SCORES = 1 << 25
+"""Numbers of one matrix: 128 MiB of float32, unless the least run of tokens needs more."""
+
+_LEAST = 64
+# Of such a width Triton knows that every row begins at a multiple of 16 bytes.
+_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens `start` to `stop`; `width` columns hold all that any of them sees."""
+
+    start: int
+    stop: int
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
+
+def runs(segments: Segments, ratio: int, scores: int = SCORES) -> tuple[Run, ...]:
+    """The runs of a call, in order; `scores` bounds the numbers of each. Tokens of a run may see nothing at all."""
+    key = ("indexer runs", ratio, scores)
+    if key not in segments._memo:
+        segments._memo[key] = _runs(sight(segments, ratio), segments.tokens, scores)
+    return segments._memo[key]
+
+
+def _runs(view: Sight, tokens: int, scores: int) -> tuple[Run, ...]:
+    low, high = view.seen
+    seen, found, start = high - low, [], 0
+    while start < tokens:
+        size = tokens - start
+        while True:
+            width = -(-max(int(seen[start : start + size].max()), 1) // _ALIGNED) * _ALIGNED
+            if size <= _LEAST or size * width <= scores:
+                break
+            size = -(-size // 2 // _LEAST) * _LEAST
+        found.append(Run(start, start + size, width))
+        start += size
+    return tuple(found)
+
+
+def equal_runs(tokens: int, width: int, scores: int) -> tuple[Run, ...]:
+    """Runs of so many tokens in all, each of at most `scores` numbers or one token."""
+    size = max(scores // width, 1)
+    return tuple(Run(start, min(start + size, tokens), width) for start in range(0, tokens, size))
+
+
+def together(segments: Segments, ratio: int, run: Run, block: int) -> int:
+    """The most entries that any `block` consecutive tokens of a run see together, the first at a multiple of `block`
+    from its start."""
+    key = ("indexer together", ratio, run, block)
+    if key not in segments._memo:
+        low, high = sight(segments, ratio).seen
+        first = torch.arange(run.start, run.stop, block)
+        last = (first + block - 1).clamp(max=run.stop - 1)
+        segments._memo[key] = int((high[last] - low[first]).max()) if len(first) else 0
+    return segments._memo[key]
