@@ -40,8 +40,9 @@ def test_train_then_resume(words, tmp_path, capsys):
     assert main(words) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"started: run directory {tmp_path / 'run'}, on cpu"
-    assert out[1].startswith("data: 1 documents, 207 tokens, read 0.386 times; held out: 1 documents, 125 tokens")
-    assert out[2].startswith("step 2/2  loss ") and out[3].startswith("done: step 2, 80 tokens, ")
+    assert out[1] == "operators: all by reference"
+    assert out[2].startswith("data: 1 documents, 207 tokens, read 0.386 times; held out: 1 documents, 125 tokens")
+    assert out[3].startswith("step 2/2  loss ") and out[4].startswith("done: step 2, 80 tokens, ")
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["device"] == "cpu" and environment["versions"]["torch"]
 
