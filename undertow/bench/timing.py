@@ -17,8 +17,9 @@ from typing import Any, Literal
 import torch
 
 FEWEST, MOST = 5, 200
-SECONDS = {"cuda": 0.4, "cpu": 0.1}
-"""Time that one measurement aims for by type of device, warm-up apart; between `FEWEST` and `MOST` repeats."""
+SECONDS = 0.1
+"""Time that one measurement aims for, warm-up apart, as in the harness that timed the peers; between `FEWEST` and
+`MOST` repeats. A GPU at its power limit is a few per cent slower after longer."""
 _FLUSH = 512 << 20
 
 How = Literal["graph", "events", "clock"]
@@ -46,7 +47,7 @@ def measure(
 
     On a GPU call it on the stream on which the inputs, and whatever the work saved before, were made.
     """
-    seconds = SECONDS[device.type] if seconds is None else seconds
+    seconds = SECONDS if seconds is None else seconds
     if device.type == "cpu":
         return _by_clock(work, seconds)
     work()

@@ -190,7 +190,7 @@ def _window(call: _Call, slab: Slab, spill: _Spill) -> None:
         call.view.begin, call.view.low, call.view.high, call.lse, call.delta, call.sizes, call.sink,
         call.sinks if full else call.rests, slab.start, call.segments.tokens, call.scale,
         WINDOW=call.reach, H=call.heads, D=width, W=span, BT=BLOCK, NEAR=near,
-        BX=dividing(128, width), FULL=full, **t,
+        FULL=full, **{"BX": dividing(128, width), **t},
     )  # fmt: skip
     t = call.tiles("window keys" + (kind if near else ""))
     h, n = t["BH"], t["BN"]
