@@ -1,6 +1,7 @@
 """The tasks of `bench kernels`: every operator has them, what stands beside our kernels is right, faults are found."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from undertow.config.errors import InputError
 from undertow.ops.registry import REFERENCE
 
 LENGTHS = (37, 5, 22)
+SHORT = ((1, 2, 3), (2,), (200,))
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_the_reference_passes_its_own_check(op, cpu):
+@pytest.mark.parametrize(("op", "lengths"), [*((op, LENGTHS) for op in OPS), *product(OPS[:-1], SHORT)])
+def test_the_reference_passes_its_own_check(op, lengths, cpu):
     names = []
-    for task in tasks(op, LENGTHS, cpu, ("reference", "torch.topk")):
+    for task in tasks(op, lengths, cpu, ("reference", "torch.topk")):
         names.append(task.op)
         for name in ("reference", "torch.topk"):
             if name in task.ways:
@@ -92,9 +94,18 @@ def test_the_check_of_a_choice_finds_every_fault(cpu):
     assert 0 < p.of_choice(worse) < math.inf
 
 
+def test_a_choice_among_no_entries_is_none(cpu):
+    p = Indexer(TINY_INDEXER, (3, 1), cpu)
+    none = torch.full((4, p.keep), -1)
+    assert p.scores.shape == (4, 0) and p.of_choice(none) == 0.0
+    none[2, 0] = 0
+    assert p.of_choice(none) == math.inf
+
+
 def test_shapes(cpu):
     assert parse_shape("4096") == (4096,) and parse_shape("1000+3096") == (1000, 3096)
     assert lengths_of("csa", torch.device("cuda")) == ((4096,), (8192,), (16384,))
+    assert lengths_of("quantise", torch.device("cuda")) == ((65536,),)
     assert lengths_of("csa", cpu) == ((96,),)
     for text in ("", "4k", "0", "12+", "-3", "²"):
         with pytest.raises(InputError, match="write the tokens of each document"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from undertow.cli import machine, main
-from undertow.ops.registry import OPS
+from undertow.ops import registry
+from undertow.ops.registry import OPS, TRITON
 from undertow.quant.kernels import architecture
 
 
@@ -21,15 +22,34 @@ def test_json_tells_versions_devices_and_every_operator(capsys):
     cpu = {choice["op"]: choice for choice in facts["ops"]["cpu"]}
     assert tuple(cpu) == OPS
     assert cpu["linear"]["chosen"] == "reference"
-    assert cpu["linear"]["refused"]["triton"] == "no triton kernel for linear in this version"
+    assert cpu["linear"]["refused"] == {"triton": "no triton kernel for linear in this version"}
+    keys = {op: choice["key"] for op, choice in cpu.items()}
+    assert (keys["linear"], keys["sparse_attention"]) == ("ops.linear", "attention.backend")
+    assert keys["csa_attention"] == "attention.csa_backend"
 
 
 def test_tables_show_the_reasons(capsys):
     assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith("sparse_attention ")]
-    (row,) = [line for line in rows if "; triton kernels run on a GPU" in line]
-    assert row.split(maxsplit=2)[1] == "reference"
+    out = capsys.readouterr().out.partition("op on cpu")[2].partition("op on ")[0]
+    rows = [line.split() for line in out.splitlines()]
+    assert ["sparse_attention", "reference", "attention.backend"] in rows
+    remarks = " ".join(out.split())
+    kept = [op for op in OPS if op not in TRITON]
+    assert f"triton kernels run on a GPU: {', '.join(op for op in OPS if op in TRITON)}" in remarks
+    assert f"no triton kernel in this version: {', '.join(kept)}" in remarks
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_what_kernels_serve_is_said_once_of_their_operators(capsys, monkeypatch):
+    monkeypatch.setattr(registry, "machine", lambda device: registry.Machine("cuda", "sm_90"))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out.partition("op on cpu")[2].partition("op on ")[0]
+    assert ["csa_attention", "triton", "attention.csa_backend"] in [line.split() for line in out.splitlines()]
+    remarks = " ".join(out.split())
+    serves = TRITON["sparse_attention"].serves
+    assert remarks.count(f"triton serves {serves}; other calls go to the reference: sparse_attention, csa_att") == 1
+    assert "8, 16, 32, 64 or 128 attention heads of a multiple of 16" in remarks
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_a_missing_package_is_said(monkeypatch):

@@ -44,7 +44,7 @@ def test_dump_is_a_recipe_with_the_same_result(write, model):
         "recompute.modules.query=all",
         "optimizations.attention=off",
         "optimizations.fp8=on",
-        "attention.csa_backend=gluon",
+        "attention.csa_backend=triton",
     ]
     first = resolve(None, overrides, {})
     path = write("config.yaml", to_yaml(first))

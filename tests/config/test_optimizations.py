@@ -57,16 +57,16 @@ def test_field_set_alone_beats_the_switch(write):
     alone = {f"UNDERTOW__{key.upper().replace('.', '__')}": "triton" for key in BOTH}
     switch = "optimizations.attention=off"
     assert backends(path, [switch], alone) == ("triton", "environment UNDERTOW__ATTENTION__BACKEND")
-    assert backends(path, [*(f"{key}=gluon" for key in BOTH), switch]) == ("gluon", "command line")
+    assert backends(path, [*(f"{key}=triton" for key in BOTH), switch]) == ("triton", "command line")
 
 
 def test_switch_in_a_recipe_works_beneath_the_fields_of_that_recipe(write):
     write("family.yaml", "model: v4-debug\nattention: {backend: triton, csa_backend: triton}\n")
     path = write("a.yaml", "extends: family.yaml\noptimizations: {attention: off}\n")
     assert backends(path) == ("reference", "optimizations.attention (a.yaml:2)")
-    path = write("a.yaml", "extends: family.yaml\noptimizations: {attention: off}\nattention: {csa_backend: gluon}\n")
+    path = write("a.yaml", "extends: family.yaml\noptimizations: {attention: off}\nattention: {csa_backend: triton}\n")
     attention = resolve_run(path, [], {}).config.attention
-    assert (attention.backend, attention.csa_backend) == ("reference", "gluon")
+    assert (attention.backend, attention.csa_backend) == ("reference", "triton")
 
 
 def test_later_switch_wins(write):
@@ -84,9 +84,14 @@ def test_all_switch_vectors_resolve():
         assert list(unbuilt(config)) == [n for n, value in vector.items() if value == "on" and not FAMILIES[n].built]
 
 
-def test_default_is_off_and_sets_nothing():
+def test_defaults_set_nothing_and_say_what_the_keys_say():
     resolved = resolve_run(None, ["model=v4-debug"], {})
-    assert set(resolved.config.optimizations.model_dump().values()) == {"off"}
+    switches = resolved.config.optimizations.model_dump()
+    assert {name for name, value in switches.items() if value == "on"} == {"attention"}
+    said = resolve({name: value for name, value in switches.items() if FAMILIES[name].built})
+    assert said == {**dict.fromkeys(BOTH, "auto"), "recompute.layers": "none"}
+    assert (resolved.config.attention.backend, resolved.config.attention.csa_backend) == ("auto", "auto")
+    assert resolved.config.recompute.layers == "none"
     assert resolved.sources["attention.backend"] == "default"
     refuse_unbuilt(resolved.tracked.optimizations)
     assert resolved.sources["optimizations.fp8"] == "default"

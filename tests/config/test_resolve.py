@@ -151,7 +151,11 @@ MODEL = "model: v4-tiny\n"
         ),
         (
             "ops:\n  linear: tritn\n",
-            "a.yaml:3: ops.linear is 'tritn'; allowed: 'auto', 'reference', 'triton', 'gluon', ",
+            "a.yaml:3: ops.linear is 'tritn'; allowed: 'auto', 'reference' or 'triton' (",
+        ),
+        (
+            "attention: {backend: flydsl}\n",
+            "a.yaml:2: attention.backend is 'flydsl'; allowed: 'auto', 'reference' or 'triton' (",
         ),
         ("ops:\n  a b: auto\n", "a.yaml:3: ops.a b is 'a b'; allowed: a lower-case name ("),
         ("optimizations: {fp8: 1}\n", "a.yaml:2: optimizations.fp8 is 1; allowed: 'on' or 'off' ("),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.ops.triton.attention.calls import Call
-from undertow.ops.triton.attention import forward as forward_module
 from undertow.ops.triton.attention.geometry import sight, slabs
 from undertow.ops.triton.attention.sparse import sparse_attention
 
@@ -26,7 +25,6 @@ def poisoned(monkeypatch):
         return x.fill_(float("nan") if x.is_floating_point() else 1 << 30)
 
     monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(forward_module, "empty", empty)
 
 
 def check(call, times=1):
@@ -94,7 +92,8 @@ def test_gradients_have_the_same_bits_again(form):
     ratio = 128 if form == "near" else 4
     call = Call(lengths, heads=64, width=512, window=128, ratio=ratio, keep=keep, device="cuda")
     assert {slab.form for slab in slabs(call.segments, ratio, 64, keep)} >= {form}
-    torch.use_deterministic_algorithms(True)
+    # Near and dense promise it of themselves.
+    torch.use_deterministic_algorithms(form == "gather")
     try:
         first, *others = (call.run(sparse_attention) for _ in range(3))
         _, _, wanted = call.reference(torch.float32)

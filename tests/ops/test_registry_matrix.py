@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from undertow.config.errors import InputError
+from undertow.config.model import ModelConfig
+from undertow.config.presets import PRESETS
 from undertow.ops import OPS
 from undertow.ops.registry import TRITON, Machine, choose, recipe_key, summary, taker
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
@@ -28,7 +30,6 @@ def test_machines(name):
         choice = choose(op, machine)
         assert ("triton" in choice.refused) == bool(reason), op
         assert choice.refused.get("triton", "").startswith(reason or "")
-        assert choice.refused["gluon"] == f"no gluon kernel for {op} in this version"
         assert (choice.chosen, choice.others) == (("reference", ()) if reason else ("triton", ("reference",))), op
         assert choose(op, machine, "reference").chosen == "reference"
         if reason:
@@ -63,7 +64,7 @@ def test_what_a_choice_says():
 
 def call(
     op, *, dtype=torch.bfloat16, heads=64, width=512, window=128, index_heads=64, index_width=128, past=0,
-    weights=torch.float32, lse=torch.float32, invariant=False,
+    weights=torch.float32, lse=torch.float32, invariant=False, keys=10, entries=10, window_keys=40,
 ):  # fmt: skip
     """Arguments of a call over two documents, the second of which continues after `past` tokens."""
 
@@ -71,10 +72,10 @@ def call(
         return torch.empty(shape, dtype=of, device="meta")
 
     tokens, ratio, segments = 40, 4, Segments.from_lengths([24, 16], [0, past])
-    entries, latents = (segments.layout(kind) for kind in (entry_rows(ratio), window_rows(window)))
-    keys = Rows(empty(10, index_width), entries)
-    index = empty(tokens, index_heads, index_width), keys, empty(tokens, index_heads, of=weights)
-    q, pool = empty(tokens, heads, width), Rows(empty(10, width), entries)
+    made, latents = (segments.layout(kind) for kind in (entry_rows(ratio), window_rows(window)))
+    seen = Rows(empty(keys, index_width), made)
+    index = empty(tokens, index_heads, index_width), seen, empty(tokens, index_heads, of=weights)
+    q, pool = empty(tokens, heads, width), Rows(empty(entries, width), made)
     selected = empty(tokens, 8, of=torch.int64)
     scale = {"scale": width**-0.5, "invariant": invariant}
     if op == "indexer_scores":
@@ -83,11 +84,12 @@ def call(
         return (*index, 8, segments, ratio), {"invariant": invariant}
     if op == "indexer_distillation":
         return (*index, q, pool, empty(tokens, heads, of=lse), selected, segments), {"ratio": ratio, **scale}
-    rows = Rows(empty(tokens, width), latents)
+    rows = Rows(empty(window_keys, width), latents)
     given = (q, rows, pool, selected, empty(heads, of=torch.float32), segments)
     return given, {"window_size": window, "ratio": ratio, **scale}
 
 
+POOL = "the kernels take the rows of this call end to end, not from a pool"
 ATTENTION, INDEXER = ("sparse_attention", "csa_attention"), ("indexer_scores", "indexer_select", "indexer_distillation")
 LIMITS = [
     *((ATTENTION, change, None) for change in (
@@ -101,6 +103,9 @@ LIMITS = [
         ({"dtype": torch.float16}, "float16"),
         ({"invariant": True}, ""),
     )),
+    *((ATTENTION, {rows: 100}, POOL) for rows in ("window_keys", "entries")),
+    (INDEXER, {"keys": 100}, POOL),
+    (("indexer_distillation",), {"entries": 100}, POOL),
     *((ATTENTION, change, reason) for change, reason in (
         ({"past": 8}, "documents from their first token on, and one of these continues"),
         ({"heads": 4}, "8, 16, 32, 64 or 128 heads, not 4"),
@@ -143,6 +148,39 @@ def test_calls(ops, change, reason, chip):
         )
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets(preset):
+    config = ModelConfig.from_preset(preset)
+    sizes = {
+        "heads": config.num_attention_heads, "width": config.head_dim, "window": config.sliding_window,
+        "index_heads": config.index_n_heads, "index_width": config.index_head_dim,
+    }  # fmt: skip
+    served = set()
+    for op in KERNELS:
+        args, kwargs = call(op, **sizes)
+        served |= {op} if taker(choose(op, Machine("cuda", "sm_90")), *args, **kwargs)[0] == "triton" else set()
+    few = preset in ("v4-tiny", "v4-debug")
+    assert served == ({"indexer_scores", "indexer_select"} if few else KERNELS)
+
+
 def test_keys_of_recipes():
     keys = {"sparse_attention": "attention.backend", "csa_attention": "attention.csa_backend"}
     assert {op: recipe_key(op) for op in OPS} == {op: keys.get(op, f"ops.{op}") for op in OPS}
+
+
+class Pages:
+    """Rows of a pool with a way of their own to find one."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.data, self.layout = rows.data, rows.layout
+
+    def locate(self, document, index):
+        return index, index >= 0
+
+
+@pytest.mark.parametrize("op", sorted(KERNELS))
+def test_rows_that_are_found_in_another_way_are_not_taken(op):
+    args, kwargs = call(op)
+    for place in (i for i, value in enumerate(args) if isinstance(value, Rows)):
+        paged = [Pages(value) if i == place else value for i, value in enumerate(args)]
+        assert taker(choose(op, Machine("cuda", "sm_90")), *paged, **kwargs) == ("reference", POOL)

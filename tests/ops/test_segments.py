@@ -146,6 +146,13 @@ def test_layouts_and_blocks_are_made_once():
     assert segments.without_last() is segments.without_last()
 
 
+def test_what_depends_on_documents_alone_is_made_once():
+    segments, made = Segments.from_lengths([3]), []
+    assert [segments.once(("number", 1), lambda: made.append(1) or 7) for _ in range(2)] == [7, 7] and made == [1]
+    assert segments.once(("number", 2), lambda: None) is None
+    assert segments.once(("number", 2), lambda: 5) is None
+
+
 def test_equal_documents_make_equal_segments():
     first, second = Segments.from_lengths([3, 4], [1, 0]), Segments.from_lengths([3, 4], [1, 0])
     first.layout(window_rows(2))

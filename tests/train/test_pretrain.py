@@ -14,7 +14,7 @@ from undertow.checkpoint.training import load_checkpoint
 from undertow.config.errors import ConfigError, DoesNotFit, InputError, UndertowError
 from undertow.config.resolve import resolve
 from undertow.model.transformer import Transformer
-from undertow.ops import OPS
+from undertow.ops import OPS, registry
 from undertow.optim.build import build_optimizer
 from undertow.train import fit
 from undertow.train import start as module
@@ -69,6 +69,18 @@ def test_a_run_and_its_directory(finished):
     environment = json.loads((run / "environment.json").read_text())
     assert environment["system"] == "here"
     assert environment["ops"] == dict.fromkeys(OPS, "reference") and lines[1] == "operators: all by reference"
+
+
+def test_calls_that_kernels_pass_on_are_told_once_with_the_reason(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "machine", lambda device: registry.Machine("cuda", "sm_90"))
+    run, shown = tmp_path / "run", Shown()
+    outcome = pretrain(recipe(run), shown)
+    attention = "by reference instead of triton: the kernels compute in bfloat16, not float32"
+    told = [line.removeprefix("warning: ") for line in shown.lines if line.startswith("warning: ")]
+    assert [line for line in told if attention in line] == [f"sparse_attention, csa_attention {attention}"]
+    assert [event for event in events(run) if " instead of " in event] == told
+    assert len(told) == len(set(told)) == 3
+    assert {tuple(by) for by in outcome.model.ops.calls.taken.values()} == {("reference",)}
 
 
 def test_a_checkpoint_is_a_model_directory(finished):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from undertow.bench import attention_peers
-from undertow.bench.backends import own
-from undertow.bench.task import OWN, Run, Task, Way, norm, relative
+from undertow.bench.backends import limit_of, own
+from undertow.bench.task import Run, Task, Way, norm, relative
 from undertow.bench.work import BACKWARD, Work, entry_pairs, slots, window_pairs
 from undertow.ops.registry import BACKENDS, REFERENCE
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
@@ -159,7 +159,7 @@ def _calls(problem: Problem, peers: Collection[str]) -> dict[str, tuple[_Call, f
         return make
 
     calls: dict[str, tuple[_Call, float]] = {
-        name: (backend(name), OWN) for name in BACKENDS if name != "reference" or name in peers
+        name: (backend(name), limit_of(name)) for name in BACKENDS if name != "reference" or name in peers
     }
     others = {"compile": attention_peers.compiled, "flex": attention_peers.flex, "tilelang": attention_peers.tilelang}
     return calls | {name: (make(problem), attention_peers.LIMIT) for name, make in others.items() if name in peers}

@@ -20,8 +20,11 @@ _FILE = '''"""Kernels of Undertow as plain functions. Written by `undertow bench
     topk(logits [S, P], k) -> int64 [S, k], -1 where fewer are visible
 
 kv are the latents of all tokens, then the pool; idx are rows of it, the first WINDOW columns the window's, -1 for none.
-What is asked again with the same tensors is prepared once.
+The window is each token and the WINDOW - 1 before it, in any order. What is asked again with the same tensors,
+unchanged, is prepared once.
 """
+
+import warnings
 
 import torch
 
@@ -41,16 +44,36 @@ def _ops(device):
     return _prepared["ops", device]
 
 
+def _tell(device):
+    """Warn once of calls that kernels passed on to the reference."""
+    for line in _ops(device).calls.news():
+        warnings.warn(line, stacklevel=4)
+
+
 def _segments(tokens, device):
     if (tokens, device) not in _prepared:
         _prepared[tokens, device] = Segments.from_lengths([tokens], device=device)
     return _prepared[tokens, device]
 
 
+def _identity(x):
+    """What changes with the place, the form or the content of a tensor."""
+    return x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, 0 if x.is_inference() else x._version
+
+
+def _check_window(idx, tokens):
+    token = torch.arange(tokens, device=idx.device)[:, None]
+    expected = (token - torch.arange(WINDOW - 1, -1, -1, device=idx.device)).clamp(min=-1)
+    given = idx[:, :WINDOW].clamp(min=-1).sort(-1).values
+    if given.shape != expected.shape or not torch.equal(given, expected.to(given.dtype)):
+        raise ValueError(f"the first {WINDOW} columns of idx are not the causal window of {WINDOW} tokens, -1 for none")
+
+
 def _selected(idx, tokens, pool):
     """Tokens of a pool row (0 without a pool) and chosen entries, None for all; refuses what no layer would choose."""
-    key = "selected", idx.data_ptr(), tuple(idx.shape), pool
+    key = "selected", _identity(idx), tokens, pool
     if key not in _prepared:
+        _check_window(idx, tokens)
         ratio = tokens // pool if pool else 0
         entry = idx[:, WINDOW:].long() - tokens
         entry = entry.masked_fill(idx[:, WINDOW:] < 0, -1)
@@ -71,7 +94,9 @@ def _attend(q, window, entries, idx, sink, scale):
     kept = Rows(entries, segments.layout(entry_rows(ratio))) if ratio else None
     ops = _ops(q.device)
     attention = ops.sparse_attention if selected is None else ops.csa_attention
-    return attention(q, rows, kept, selected, sink, segments, window_size=WINDOW, ratio=ratio, scale=scale)
+    found = attention(q, rows, kept, selected, sink, segments, window_size=WINDOW, ratio=ratio, scale=scale)
+    _tell(q.device)
+    return found
 
 
 def sparse_attn_fwd(q, kv, idx, sink, scale):
@@ -81,7 +106,7 @@ def sparse_attn_fwd(q, kv, idx, sink, scale):
 
 
 def sparse_attn_bwd(q, kv, idx, sink, scale, o, lse, do):
-    key = tuple((x.data_ptr(), tuple(x.shape)) for x in (q, kv, idx, sink))
+    key = scale, *map(_identity, (q, kv, idx, sink))
     if key not in _graphs:
         _graphs.clear()
         tokens = q.shape[0]
@@ -97,7 +122,9 @@ def indexer_logits(q, k, w, ratio):
     segments = _segments(q.shape[0], q.device)
     rows = Rows(k, segments.layout(entry_rows(ratio)))
     with torch.no_grad():
-        return _ops(q.device).indexer_scores(q, rows, w, segments, ratio)
+        found = _ops(q.device).indexer_scores(q, rows, w, segments, ratio)
+    _tell(q.device)
+    return found
 
 
 def topk(logits, k):

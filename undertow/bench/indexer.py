@@ -94,6 +94,8 @@ class Indexer:
         wrong = (picked >= seen[:, None]).any() | ((picked[:, 1:] == picked[:, :-1]) & (picked[:, 1:] >= 0)).any()
         if bool(wrong | ((picked >= 0).sum(-1) != seen.clamp(max=self.keep)).any()):
             return math.inf
+        if not self.scores.shape[1]:  # every document is shorter than one entry
+            return 0.0
         value = self.scores.gather(1, picked.clamp(min=0)).masked_fill(picked < 0, 0.0)
         return relative(value.sum(-1), best.sum(-1))
 

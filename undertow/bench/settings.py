@@ -47,13 +47,15 @@ def device_for(words: Sequence[str], environment: Mapping[str, str]) -> torch.de
 def resolve_step(preset: str, words: Sequence[str], steps: int, gpu: bool, environment: Mapping[str, str]) -> Resolved:
     """The configuration of `steps` steps of a preset; `words` (KEY=VALUE) win over what the bench sets itself.
 
-    Raises `InputError` for an unknown preset, and for keys that an option of the bench sets.
+    Raises `InputError` for an unknown preset, for keys that an option of the bench sets, and for schedules of sizes.
     """
     if preset not in PRESETS:
         raise InputError(f"preset {preset}: unknown{nearest(preset, list(PRESETS))} (presets: {', '.join(PRESETS)})")
     for word in words:
         if word.partition("=")[0].strip() in ("train.steps", "model.preset"):
             raise InputError(f"{word}: the bench sets this key; name the preset first, and give --steps")
+        if word.partition("=")[0].strip() in ("train.batch_size_schedule", "train.sequence_length_schedule"):
+            raise InputError(f"{word}: all steps of a bench have one size; set {word.partition('_schedule')[0]}")
     rows, length = _ROWS.get(preset, _LARGE_ROWS)
     own = [f"train.batch_size={rows}", f"train.sequence_length={length}", "train.warmup_steps=5"]
     own += ["numerics.dtype=bfloat16"] if gpu else []

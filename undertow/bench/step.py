@@ -20,6 +20,7 @@ from undertow.config.errors import InputError
 from undertow.config.gpus import find_gpu
 from undertow.config.resolve import Resolved
 from undertow.model.flops import flops_per_token
+from undertow.ops.calls import Calls
 from undertow.ops.registry import summary
 from undertow.train.figures import peak_memory
 from undertow.train.fit import memory_of, step_peak
@@ -43,6 +44,18 @@ class Column:
     held: int = 0
     peak: int = 0
     operators: str = ""
+    calls: Calls = field(default_factory=Calls)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Sequences of a step and tokens of a sequence."""
+        train = self.resolved.config.train
+        return train.batch_size, train.sequence_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return math.prod(self.batch)
 
     def given(self) -> dict[str, Any]:
         """The keys that differ from the preset and the defaults, with their values."""
@@ -100,7 +113,8 @@ def _measure(
         before = _allocated(device)
         column.trainer, unfit = build(column.resolved, total)
         column.held = _allocated(device) - before
-        column.operators = summary(column.trainer.model.ops.choices.values())
+        ops = column.trainer.model.ops
+        column.operators, column.calls = summary(ops.choices.values()), ops.calls
         if unfit:
             follow(0, unfit)
     for step in range(taken):
@@ -153,28 +167,32 @@ def _trace(column: Column, target: Path, device: torch.device) -> None:
 
 
 def _document(preset: str, columns: Sequence[Column], device: torch.device, order: str) -> dict[str, Any]:
-    train = columns[0].resolved.config.train
     result: dict[str, Any] = {
         "kind": "step",
         "environment": environment(),
         "device": str(device),
         "preset": preset,
-        "tokens": train.batch_size * train.sequence_length,
         "order": order,
-        "units": {"ms": "milliseconds a step", "losses": "nats per token", "tflops": "10^12 operations a second"},
-        "settings": {column.name: _figures(column, device) for column in columns},
+        "units": {
+            "ms": "milliseconds a step",
+            "losses": "nats per token",
+            "tflops": "10^12 operations a second",
+            "calls": "of operators that a kernel was chosen for, by the backend that took them, in all steps",
+            "ratio": "time per token of the second setting over that of the first",
+        },
+        "settings": [_figures(column, device) for column in columns],
     }
     if len(columns) == 2:
-        first, second = result["settings"].values()
-        result["ratio"] = second["ms"]["median"] / first["ms"]["median"]
-        result["apart"] = apart(columns[0].losses, columns[1].losses)
+        first, second = result["settings"]
+        result["ratio"] = first["tokens_per_second"] / second["tokens_per_second"]
+        if columns[0].batch == columns[1].batch:  # losses of other tokens say nothing about each other
+            result["apart"] = apart(columns[0].losses, columns[1].losses)
     return result
 
 
 def _figures(column: Column, device: torch.device) -> dict[str, Any]:
     config, ms = column.resolved.config, column.ms[SETTLING:]
-    tokens = config.train.batch_size * config.train.sequence_length
-    rate = 1e3 * tokens / statistics.median(ms)
+    rate = 1e3 * column.tokens / statistics.median(ms)
     both = flops_per_token(
         config.model, config.train.sequence_length, frozen_indexer=config.indexer.frozen,
         mtp=config.train.mtp_weight > 0, dense=config.indexer.dense_steps >= len(column.ms),
@@ -183,8 +201,12 @@ def _figures(column: Column, device: torch.device) -> dict[str, Any]:
     gpu = find_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     where = "peak memory" if device.type == "cuda" else "peak memory of the process"
     return {
+        "name": column.name,
         "set": column.given(),
+        "tokens": column.tokens,
         "operators": column.operators,
+        "calls": column.calls.taken,
+        "passed_on": column.calls.news(),
         "steps": len(ms),
         "ms": {"median": statistics.median(ms), "lowest": min(ms), "highest": max(ms)},
         "tokens_per_second": rate,

@@ -16,6 +16,8 @@ def kernels_table(result: dict[str, Any]) -> str:
         f"{_where(result)}; in this run a copy moves {reached['copy'] / 1e9:,.0f} GB/s and a matrix product does "
         f"{reached['matmul'] / 1e12:,.4g} TFLOP/s"
     ]
+    if result["deterministic"]:
+        lines.append("with --deterministic: gradients of the same bits every time were asked for")
     for (op, shape), rows in _blocks(result["rows"]):
         lines += ["", f"{op}: {shape}; floor {_ms(rows[0]['floor_ms'])} ms ({rows[0]['bound']})"]
         timed = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["ms"]["median"])
@@ -32,14 +34,14 @@ def kernels_table(result: dict[str, Any]) -> str:
 
 def step_table(result: dict[str, Any]) -> str:
     """The settings of `bench step` beside each other."""
-    settings: dict[str, dict[str, Any]] = result["settings"]
-    names = list(settings)
+    each: list[dict[str, Any]] = result["settings"]
+    names = [s["name"] for s in each]
     rows: list[list[str]] = [["", *names]]
 
     def row(label: str, cells: Iterable[str]) -> None:
         rows.append([label, *cells])
 
-    each = list(settings.values())
+    row("tokens a step", (f"{s['tokens']:,}" for s in each))
     row("ms a step", (_ms(s["ms"]["median"]) for s in each))
     row("lowest-highest", (f"{_ms(s['ms']['lowest'])}-{_ms(s['ms']['highest'])}" for s in each))
     row("tokens/s", (f"{s['tokens_per_second']:,.0f}" for s in each))
@@ -49,14 +51,27 @@ def step_table(result: dict[str, Any]) -> str:
             row("  of the GPU's peak", (f"{s['share_of_peak'][convention]:.1%}" for s in each))
     row(each[0]["peak_memory"]["of"], (f"{s['peak_memory']['bytes'] / 2**30:,.2f} GiB" for s in each))
     row("loss, first and last", (f"{_loss(s['losses'][0])}, {_loss(s['losses'][-1])}" for s in each))
-    lines = [f"{_where(result)}; {result['preset']}, {result['tokens']:,} tokens a step", "", *columns(rows)]
-    if "apart" in result:
-        apart = {key: value if isinstance(value, int) else _loss(value) for key, value in result["apart"].items()}
-        lines += ["", f"losses of {apart['steps']} steps: at most {apart['most']} apart, {apart['mean']} on "
-                      f"average, {apart['last']} over the last tenth; {names[1]} takes {result['ratio']:.3f} of "
-                      f"the time of {names[0]}"]  # fmt: skip
-    lines += [f"operators of {name}: {s['operators']}" for name, s in settings.items()]
+    lines = [f"{_where(result)}; {result['preset']}", "", *columns(rows)]
+    if "ratio" in result:
+        lines += ["", f"{names[1]} takes {result['ratio']:.3f} of the time per token of {names[0]}; {_curves(result)}"]
+    lines += [f"operators of {s['name']}: {_calls(s['calls']) or s['operators']}" for s in each]
+    lines += [f"{s['name']}: {line}" for s in each for line in s["passed_on"]]
     return "\n".join(lines)
+
+
+def _curves(result: dict[str, Any]) -> str:
+    if "apart" not in result:
+        return "losses are of other tokens, and not compared"
+    apart = {key: value if isinstance(value, int) else _loss(value) for key, value in result["apart"].items()}
+    return (
+        f"losses of {apart['steps']} steps: at most {apart['most']} apart, {apart['mean']} on average, "
+        f"{apart['last']} over the last tenth"
+    )
+
+
+def _calls(taken: dict[str, dict[str, int]]) -> str:
+    told = [f"{op} {', '.join(f'{n:,} by {name}' for name, n in by.items())}" for op, by in taken.items()]
+    return "; ".join([*told, "all other calls by reference"] if told else [])
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,14 +17,17 @@ from undertow.cli.values import json_pieces
 from undertow.config.errors import InputError, UndertowError
 from undertow.config.writing import write_file
 
+if TYPE_CHECKING:
+    import torch
+
 _FAULTS = {"wrong": "is wrong", "failed": "failed"}
 _PAUSE = 10.0  # seconds between two lines of a log
 
 Json = Annotated[
     Path | None,
     typer.Option(
-        help="Write the result, environment and ceilings included, to this file; - is standard output, instead of the "
-        "table. Default: none.",
+        help="Write the result, environment included, to this file; - is standard output, instead of the table. "
+        "Default: none.",
         show_default=False,
     ),
 ]
@@ -50,7 +53,7 @@ def kernels(
         list[str] | None,
         typer.Option(
             help="Tokens of each document: 4096, or 1000+3096 for two packed. Repeatable. Default: 4096, for csa also "
-            "8192 and 16384; 96 on a CPU.",
+            "8192 and 16384, 65536 rows for quantise; 96 on a CPU.",
             show_default=False,
         ),
     ] = None,
@@ -82,25 +85,52 @@ def kernels(
     """
     patient_threads()
     if peer_hooks is not None:
-        from undertow.bench.hooks import write_hooks
-
-        write_hooks(peer_hooks)
-        print(peer_hooks)
+        given = {"--op": op, "--shape": shape, "--against": against, "--deterministic": deterministic, "--json": json}
+        given["--device"] = device != "auto"
+        _write_hooks(peer_hooks, [name for name, value in given.items() if value])
         return
-    from undertow.bench.kernels import OPS, PEERS, bench_kernels, check_names, parse_shape
+    from undertow.bench.kernels import OPS, bench_kernels, check_names, parse_shape
     from undertow.bench.table import kernels_table
-    from undertow.train.start import device_of
 
     check_names("--op", op or [], OPS)
-    check_names("--against", against or [], (*PEERS, "none"))
-    check_names("--device", [device], ("auto", "cpu", "cuda"))
-    place = device_of(device)
-    peers = against or (PEERS if place.type == "cuda" else ("reference", "torch.topk"))
-    lengths = [parse_shape(text) for text in shape or []]
+    ops = list(dict.fromkeys(op or OPS))
+    place = _place(device)
+    peers = _peers(against or [], place.type == "cuda")
+    lengths = list(dict.fromkeys(parse_shape(text) for text in shape or []))
     with _told() as follow:
-        result = bench_kernels(op or OPS, lengths, peers, place, deterministic, follow, lambda part: _save(part, json))
+        result = bench_kernels(ops, lengths, peers, place, deterministic, follow, lambda part: _save(part, json))
     _answer(result, json, kernels_table)
     _refuse_wrong(result)
+
+
+def _write_hooks(path: Path, others: Sequence[str]) -> None:
+    from undertow.bench.hooks import write_hooks
+
+    if others:
+        raise InputError(f"--peer-hooks {path}: it has no use for {', '.join(others)}, which measure; leave out either")
+    write_hooks(path)
+    print(path)
+
+
+def _place(device: str) -> torch.device:
+    from undertow.bench.kernels import check_names
+    from undertow.train.start import device_of
+
+    check_names("--device", [device], ("auto", "cpu", "cuda"))
+    place = device_of("auto" if device == "cuda" else device)
+    if device == "cuda" and place.type == "cpu":
+        raise InputError("--device cuda: torch sees no GPU here; give --device cpu or --device auto")
+    return place
+
+
+def _peers(against: Sequence[str], gpu: bool) -> Sequence[str]:
+    from undertow.bench.kernels import PEERS, check_names
+
+    check_names("--against", against, (*PEERS, "none"))
+    if "none" in against and set(against) != {"none"}:
+        others = ", ".join(name for name in against if name != "none")
+        raise InputError(f"--against none: it stands for no peer, and {others} was named too; leave out one of them")
+    return against or (PEERS if gpu else ("reference", "torch.topk"))
 
 
 def step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from undertow.cli.machine import devices, versions
 
 if TYPE_CHECKING:
     from undertow.ops.registry import Choice
+
+_WIDTH = 100  # columns of a remark
 
 
 def register(app: typer.Typer) -> None:
@@ -58,10 +61,13 @@ def _built_for(torch: Any) -> str:
 
 
 def _choices(device: Any) -> list[dict[str, Any]]:
-    from undertow.ops.registry import explain
+    from undertow.ops.registry import explain, recipe_key
 
     choices: list[Choice] = explain(device)
-    return [{"op": c.op, "chosen": c.chosen, "serves": c.serves, "refused": dict(c.refused)} for c in choices]
+    return [
+        {"op": c.op, "key": recipe_key(c.op), "chosen": c.chosen, "serves": c.serves, "refused": dict(c.refused)}
+        for c in choices
+    ]
 
 
 def _tables(facts: dict[str, Any]) -> str:
@@ -74,13 +80,24 @@ def _tables(facts: dict[str, Any]) -> str:
         rows.append([device["device"], device["architecture"], size, device["fp8_dialect"], device["name"]])
     lines += _columns(rows)
     for kind, choices in facts["ops"].items():
-        rows = [[f"op on {kind}", "backend", "refused"]]
-        for choice in choices:
-            reasons = [why if name in why else f"{name}: {why}" for name, why in choice["refused"].items()]
-            serves = f" ({choice['serves']})" if choice["serves"] else ""
-            rows.append([choice["op"], choice["chosen"] + serves, "; ".join(reasons) or "-"])
-        lines += ["", *_columns(rows)]
+        rows = [[f"op on {kind}", "backend", "key of a recipe"]]
+        rows += [[choice["op"], choice["chosen"], choice["key"]] for choice in choices]
+        lines += ["", *_columns(rows), "", *_remarks(choices)]
     return "\n".join(lines)
+
+
+def _remarks(choices: list[dict[str, Any]]) -> list[str]:
+    """What kernels serve, and why others were refused, once with all the operators that it is said of."""
+    found: dict[str, list[str]] = {}
+    for choice in choices:
+        if choice["serves"]:
+            served = f"{choice['chosen']} serves {choice['serves']}; other calls go to the reference"
+            found.setdefault(served, []).append(choice["op"])
+        for name, why in choice["refused"].items():
+            reason = why.replace(f" for {choice['op']} in this version", " in this version")
+            found.setdefault(reason if name in reason else f"{name}: {reason}", []).append(choice["op"])
+    told = (f"{why}: {', '.join(ops)}" for why, ops in found.items())
+    return [line for text in told for line in textwrap.wrap(text, _WIDTH, subsequent_indent="  ")]
 
 
 def _columns(rows: list[list[str]]) -> list[str]:

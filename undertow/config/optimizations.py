@@ -24,7 +24,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "fusion": Family("a GPU with Triton kernels for norms, rotary, hyper-connections, compressors and router"),
     "attention": Family(
-        "a GPU with a Triton or Gluon kernel for its architecture and for the head width in use",
+        "a GPU with a Triton kernel for its architecture and for the head width in use",
         built=True,
         on={"attention.backend": "auto", "attention.csa_backend": "auto"},
         off={"attention.backend": "reference", "attention.csa_backend": "reference"},

@@ -13,7 +13,7 @@ from undertow.config.section import Section
 from undertow.config.training import DataConfig, IndexerConfig, RecomputeConfig, TrainConfig
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-Backend = Literal["auto", "reference", "triton", "gluon", "flydsl", "aiter"]
+Backend = Literal["auto", "reference", "triton"]
 
 
 def _on_off(value: Any) -> Any:
@@ -51,7 +51,9 @@ class OptimizationsConfig(Section):
     """Families of optimisations, each one switch; `undertow.config.optimizations` says what each sets and needs."""
 
     fusion: Switch = Field("off", description="fused kernels beside attention")
-    attention: Switch = Field("off", description="fast attention backends")
+    attention: Switch = Field(
+        "on", description="attention by the best backend; off is the reference, and keys of attention win over both"
+    )
     dispatch: Switch = Field("off", description="direct expert dispatch between ranks")
     grouped_gemm: Switch = Field("off", description="one kernel for the products of all experts")
     mega_moe: Switch = Field("off", description="dispatch, expert products and return as one kernel")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from undertow.ops.calls import Calls
 from undertow.ops.registry import OPS, Choice, explain, function
 from undertow.ops.segments import Segments
 
@@ -23,9 +24,9 @@ class Ops:
 
     `choices` maps operator names to backends (`auto` where absent); an unknown name or a backend that cannot serve
     raises `InputError` here, not in the middle of a step. A call that a kernel does not serve, by its types or shapes,
-    goes to the next backend under `auto`, and raises `InputError` if the kernel's backend was named. With
-    `batch_invariant` every row's result has the same bits whatever shares the call: other documents, other chunks,
-    padding.
+    goes to the next backend under `auto`, and raises `InputError` if the kernel's backend was named; `calls` counts
+    them and keeps the reasons. With `batch_invariant` every row's result has the same bits whatever shares the call:
+    other documents, other chunks, padding.
     """
 
     # One attribute per operator of the registry; calls are typed by the reference functions' signatures.
@@ -39,8 +40,9 @@ class Ops:
         self.batch_invariant = batch_invariant
         found = explain(device, choices, invariant=batch_invariant)
         self.choices: dict[str, Choice] = {choice.op: choice for choice in found}
+        self.calls = Calls()
         self._functions: dict[str, Callable[..., Any]] = {
-            choice.op: function(choice, batch_invariant) for choice in found
+            choice.op: function(choice, batch_invariant, self.calls) for choice in found
         }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from undertow.config.errors import InputError
+from undertow.ops.calls import Calls
 from undertow.ops.reference import (
     attention,
     compress,
@@ -34,7 +35,7 @@ from undertow.ops.reference import (
 from undertow.quant.kernels import architecture
 
 # Best first: the first backend that does not refuse is what `auto` takes.
-BACKENDS = ("gluon", "triton", "reference")
+BACKENDS = ("triton", "reference")
 
 REFERENCE: dict[str, Callable[..., Any]] = {
     "linear": linear.linear,
@@ -91,12 +92,16 @@ _ATTENTION = Kernel(
     "bfloat16; 8, 16, 32, 64 or 128 heads of a multiple of 64 numbers; windows up to 128; no past",
 )
 _INDEXER = "bfloat16; 16, 32 or 64 index heads of 16, 32, 64 or 128 numbers; no past"
+_DISTILLATION = (
+    "bfloat16; 16, 32 or 64 index heads of 16, 32, 64 or 128 numbers; 8, 16, 32, 64 or 128 attention heads of a "
+    "multiple of 16 numbers; log-sum-exps in float32; no past"
+)
 TRITON: dict[str, Kernel] = {
     "sparse_attention": _ATTENTION,
     "csa_attention": _ATTENTION,
     "indexer_scores": Kernel("undertow.ops.triton.indexer.select", _INDEXER),
     "indexer_select": Kernel("undertow.ops.triton.indexer.select", _INDEXER),
-    "indexer_distillation": Kernel("undertow.ops.triton.indexer.distillation", _INDEXER),
+    "indexer_distillation": Kernel("undertow.ops.triton.indexer.distillation", _DISTILLATION),
 }
 
 
@@ -195,12 +200,13 @@ def summary(choices: Iterable[Choice]) -> str:
     return "; ".join([*told, *([f"{'the others' if told else 'all'} by reference"] if plain else [])])
 
 
-def function(choice: Choice, invariant: bool = False) -> Callable[..., Any]:
-    """What computes the operator as `choice` says; those of fixed order are told whether that must be kept."""
+def function(choice: Choice, invariant: bool = False, calls: Calls | None = None) -> Callable[..., Any]:
+    """What computes the operator as `choice` says; those of fixed order are told whether that must be kept. Calls of an
+    operator that has a kernel are counted in `calls`."""
     if choice.chosen == "reference":
         plain = REFERENCE[choice.op]
         return partial(plain, invariant=invariant) if choice.op in FIXED_ORDER else plain
-    return partial(_serve, choice)
+    return partial(_serve, choice, calls or Calls())
 
 
 def taker(choice: Choice, *args: Any, **kwargs: Any) -> tuple[str, str]:
@@ -222,9 +228,10 @@ def taker(choice: Choice, *args: Any, **kwargs: Any) -> tuple[str, str]:
     )
 
 
-def _serve(choice: Choice, *args: Any, **kwargs: Any) -> Any:
+def _serve(choice: Choice, calls: Calls, *args: Any, **kwargs: Any) -> Any:
     """A call of an operator that has a kernel, by the kernel if it takes the call."""
-    taken, _ = taker(choice, *args, **kwargs)
+    taken, reason = taker(choice, *args, **kwargs)
+    calls.count(choice.op, taken, choice.chosen, reason)
     function = REFERENCE[choice.op] if taken == "reference" else _kernel(choice.op)[1]
     return function(*args, **kwargs)
 

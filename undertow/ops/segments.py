@@ -9,13 +9,16 @@ is a document with a past.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Made = TypeVar("Made")
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:
@@ -93,6 +96,11 @@ class Rows:
         return self.layout.locate(document, index)
 
 
+def end_to_end(rows: object) -> bool:
+    """Whether these are just the rows that the call adds, in its order: not those of a pool, and none of a past."""
+    return isinstance(rows, Rows) and len(rows.data) == sum(rows.layout.added)
+
+
 def spread(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """For counts `[c0, c1, ..]`: the owner of each of `sum(counts)` items and its number within the owner, both
     int64."""
@@ -143,6 +151,12 @@ class Segments:
     def tokens(self) -> int:
         """Length of the flat axis."""
         return sum(self.new)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once for all layers of a call; `key` names it and all that it depends on."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
 
     @cached_property
     def _owner(self) -> tuple[Tensor, Tensor]:

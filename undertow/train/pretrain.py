@@ -133,6 +133,9 @@ def _drive(
                     follower.write(entry)
                 if "train/skipped_for" in entry:
                     run.note(f"step {entry['step']} skipped: {entry['train/skipped_for']}")
+                for passed in model.ops.calls.news():
+                    run.note(passed)
+                    reporter.say(f"warning: {passed}")
                 each = (time.perf_counter() - since) / (entry["step"] - begun)
                 reporter.step(entry, each * (settings.steps - entry["step"]))
                 writer.poll()

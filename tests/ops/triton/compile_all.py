@@ -145,7 +145,7 @@ def compile_all(chip: str, few: bool) -> Kept:
     from undertow.ops.triton.compiled import CHIPS, compiling
     from undertow.ops.triton.indexer import tiles as indexer_tiles
 
-    tiles.architecture = indexer_tiles.architecture = lambda device: (chip, 0)  # type: ignore[assignment]
+    tiles.architecture = indexer_tiles.architecture = lambda device: chip  # type: ignore[assignment]
     kept: Kept = {}
     with compiling(CHIPS[chip]) as found:
         for case, always, call in cases(chip):

@@ -7,6 +7,7 @@ import torch
 
 from tests.ops.triton.attention.calls import Call
 from undertow.config.errors import InputError
+from undertow.ops.calls import Calls
 from undertow.ops.reference.attention import sparse_attention as reference
 from undertow.ops.registry import Machine, choose, function
 from undertow.ops.triton.attention.sparse import sparse_attention as kernel
@@ -20,11 +21,17 @@ def equal(a, b) -> bool:
 
 def test_a_call_goes_where_it_is_served(device):
     call = Call([5, 9], ratio=4, keep=1, device=device)
-    serve = function(choose("csa_attention", GPU))
+    calls = Calls()
+    serve = function(choose("csa_attention", GPU), calls=calls)
     narrow, exact = call.run(serve), call.run(reference, torch.float64)
     assert equal(narrow, call.run(kernel)) and not equal(narrow, call.run(reference))
     assert (narrow[0] - exact[0]).norm() <= 3e-3 * exact[0].norm()
+    assert calls.taken == {"csa_attention": {"triton": 1}} and calls.news() == []
     assert equal(call.run(serve, torch.float32), call.run(reference, torch.float32))
+    assert calls.taken == {"csa_attention": {"triton": 1, "reference": 1}}
+    assert calls.news() == [
+        "csa_attention by reference instead of triton: the kernels compute in bfloat16, not float32"
+    ]
     named = function(choose("csa_attention", GPU, "triton"))
     with pytest.raises(InputError, match="cannot serve this call: the kernels compute in bfloat16, not float32"):
         call.run(named, torch.float32)
@@ -33,4 +40,4 @@ def test_a_call_goes_where_it_is_served(device):
 def test_what_serves_can_be_copied():
     serve = function(choose("indexer_select", GPU))
     twin = copy.deepcopy(serve)
-    assert twin.args == serve.args == (choose("indexer_select", GPU),)
+    assert twin.args == serve.args == (choose("indexer_select", GPU), Calls())

@@ -1,10 +1,12 @@
 """What tokens see, and the slabs that cover them."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from undertow.ops.segments import Segments
-from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, old_rows, sight, slabs
+from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, SPILL, old_rows, sight, slabs
 
 
 def test_sight_of_packed_documents():
@@ -46,7 +48,17 @@ def test_slabs_cover_every_token_and_what_it_sees(lengths, ratio, keep, heads):
         assert slab.column % COLUMNS == slab.columns % COLUMNS == 0
         assert slab.column <= a and b <= slab.column + slab.columns
         if slab.form == "dense":
-            assert slab.tokens <= COLUMNS or slab.tokens * heads * slab.columns * 4 <= 3 << 29
+            assert slab.tokens * heads * slab.columns * 4 <= SPILL
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(64, 64), (128, 32)])
+def test_slabs_of_a_long_document_keep_no_more(heads, tokens):
+    """Of all of one entry in four: 65,536 columns in the end."""
+    planned = slabs(Segments.from_lengths([1 << 18]), 4, heads, None)
+    assert {slab.form for slab in planned} == {"dense"} and planned[-1].columns == 1 << 16
+    assert all(a.stop == b.start and b.start % BLOCK == 0 for a, b in pairwise(planned))
+    assert max(slab.tokens * heads * slab.columns * 4 for slab in planned) <= SPILL == 3 << 29
+    assert planned[-1].tokens == tokens
 
 
 def test_forms_of_the_model_at_training_lengths():

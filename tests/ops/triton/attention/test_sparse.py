@@ -5,6 +5,7 @@ import torch
 
 from tests.ops.triton.attention.calls import Call
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
+from undertow.ops.triton.attention import geometry
 from undertow.ops.triton.attention.sparse import refusal, sparse_attention
 
 
@@ -33,6 +34,18 @@ def check(call):
 )
 def test_forward_and_backward(lengths, settings, device):
     check(Call(lengths, device=device, **settings))
+
+
+@pytest.mark.parametrize("keep", [None, 40])
+def test_slabs_of_one_block(keep, device, monkeypatch):
+    """As of a document so long that nothing larger may be kept, with a window that reaches over several of them."""
+    monkeypatch.setattr(geometry, "SPILL", 1)
+    call = Call((40, 13), ratio=1, keep=keep, window=40, device=device)
+    planned = geometry.slabs(call.segments, 1, 8, keep)
+    assert [(slab.form, slab.start, slab.stop) for slab in planned] == [
+        ("dense", a, min(a + 16, 53)) for a in range(0, 53, 16)
+    ]
+    check(call)
 
 
 def test_rows_of_a_wider_matrix(device):

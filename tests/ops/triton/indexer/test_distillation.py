@@ -66,7 +66,7 @@ def test_divergence_and_gradients(new, selected, device):
 @pytest.mark.parametrize("new", [[33], [5, 0, 3, 26, 1]], ids=str)
 def test_the_selection_alone(new, device, monkeypatch):
     """Where it pays to look at what is selected only: here always, in runs of a few tokens."""
-    monkeypatch.setattr(gathered, "_MORE", 0.01)
+    monkeypatch.setattr(gathered, "_PAYS", 0.01)
     monkeypatch.setattr(distillation, "SCORES", 2 * 128 * 16)
     leaves, taught, _, segments = lesson(new, device, True)
     draw = Draw("distinct")

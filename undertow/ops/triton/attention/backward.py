@@ -18,14 +18,17 @@ from undertow.ops.segments import Segments
 from undertow.ops.triton.attention import gather_backward, pool_backward, sums, window_backward
 from undertow.ops.triton.attention.descriptors import described
 from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, Sight, Slab, old_rows, sight, slabs
-from undertow.ops.triton.attention.pool_backward import GROUP
 from undertow.ops.triton.attention.selection import Chosen
-from undertow.ops.triton.attention.tiles import dividing, tiles
+from undertow.ops.triton.attention.tiles import ROWS, dividing, tiles
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: operands and results in rows (token x head) of `width` numbers, and what its slabs share."""
+    """One call: operands and results in rows (token x head) of `width` numbers, and what its slabs share.
+
+    One float32 a row are `delta`, `sizes` = rowsum(o o), `rests` = rowsum(P (dP - delta)) of the window, and `sinks`,
+    the row's share of the sink's gradient with its sign turned. `window_size` is in tokens.
+    """
 
     q: Tensor
     do: Tensor
@@ -39,7 +42,7 @@ class _Call:
     ratio: int
     heads: int
     width: int
-    reach: int
+    window_size: int
     scale: float
     dq: Tensor
     dwindow: Tensor
@@ -50,26 +53,26 @@ class _Call:
     sinks: Tensor
 
     @property
-    def span(self) -> int:
-        """Columns of the window before a block."""
-        return old_rows(self.reach)
+    def old(self) -> int:
+        """Rows of the window before a block."""
+        return old_rows(self.window_size)
 
     def tiles(self, kernel: str) -> dict[str, int]:
         """Launch configuration, its widths dividing that of a head."""
-        found = dict(tiles(self.q.device, kernel))
-        return {k: dividing(v, self.width) if k in ("BD", "BN") else v for k, v in found.items()}
+        tile = tiles(self.q.device, kernel)
+        return {name: dividing(size, self.width) if name in ("BD", "BN") else size for name, size in tile.items()}
 
 
 @dataclass(frozen=True)
 class _Spill:
-    """Buffers for the largest slab: P and dS of the window (before a block, in it) and of entries, sums of dS over each
-    tile of these, and parts of the keys' gradients.
+    """Buffers for the largest slab: P and dS of the window (`old`, `new`) and of entries (`p`, `ds`), sums of dS over
+    each tile of these, and parts of the gradients of window, entries and chosen entries.
     """
 
-    before: tuple[Tensor, Tensor]
-    within: tuple[Tensor, Tensor]
-    shares: Tensor
-    slopes: Tensor
+    old: tuple[Tensor, Tensor]
+    new: tuple[Tensor, Tensor]
+    p: Tensor
+    ds: Tensor
     sums: Tensor
     window_parts: Tensor
     parts: Tensor
@@ -107,18 +110,19 @@ def backward(
     if held is None:
         ratio, keep = 0, None
     view = sight(segments, ratio)
-    runs = slabs(segments, ratio, heads, keep)
-    rows = torch.float32 if len(runs) > 1 else torch.bfloat16
+    planned = slabs(segments, ratio, heads, keep)
+    # A slab adds to what the one before it has written of its window.
+    kind = torch.float32 if len(planned) > 1 else torch.bfloat16
     call = _Call(
         q.view(-1, width), do.view(-1, width), None if o is None else o.view(-1, width), window, held, sink, lse,
         segments, view, ratio, heads, width, window_size, scale,
         torch.empty(tokens * heads, width, dtype=torch.bfloat16, device=q.device),
-        torch.empty(tokens, width, dtype=rows, device=q.device),
+        torch.empty(tokens, width, dtype=kind, device=q.device),
         None if held is None else torch.zeros(held.shape, dtype=torch.float32, device=q.device),
         *(torch.empty(tokens * heads, dtype=torch.float32, device=q.device) for _ in range(4)),
     )  # fmt: skip
-    spill = _spill(call, runs, chosen, deterministic)
-    for slab, selection in zip(runs, chosen, strict=True):
+    spill = _spill(call, planned, chosen, deterministic)
+    for slab, selection in zip(planned, chosen, strict=True):
         _window(call, slab, spill)
         if slab.form == "dense":
             _dense(call, slab, spill, selection if isinstance(selection, Tensor) else None)
@@ -135,24 +139,24 @@ def backward(
 
 
 def _rows(slab: Slab, heads: int) -> int:
-    """Rows of whole blocks."""
+    """Rows (token x head) of the slab's whole blocks."""
     return triton.cdiv(slab.tokens, BLOCK) * BLOCK * heads
 
 
-def _spill(call: _Call, runs: tuple[Slab, ...], chosen: tuple[Chosen, ...], deterministic: bool) -> _Spill:
-    rows = max((_rows(slab, call.heads) for slab in runs), default=0)
+def _spill(call: _Call, planned: tuple[Slab, ...], chosen: tuple[Chosen, ...], deterministic: bool) -> _Spill:
+    rows = max((_rows(slab, call.heads) for slab in planned), default=0)
     blocks = rows // (BLOCK * call.heads)
-    shares, slopes, parts, slots = 0, 0, 0, 0
-    for slab, selection in zip(runs, chosen, strict=True):
+    of_p, of_ds, parts, slots = 0, 0, 0, 0
+    for slab, selection in zip(planned, chosen, strict=True):
         here = _rows(slab, call.heads)
         if isinstance(selection, tuple):
-            slopes = max(slopes, here * selection[0].shape[1])
+            of_ds = max(of_ds, here * selection[0].shape[1])
             slots = max(slots, selection[0].numel())
         elif slab.form == "dense" and slab.columns:
             pieces = pool_backward.plan(call.view, slab, call.segments, call.ratio, call.heads).pieces
-            shares, parts = max(shares, here * slab.columns), max(parts, len(pieces) * COLUMNS)
+            of_p, parts = max(of_p, here * slab.columns), max(parts, len(pieces) * COLUMNS)
         elif call.entries is not None:
-            shares, parts = max(shares, here * NEAR), max(parts, blocks * NEAR)
+            of_p, parts = max(of_p, here * NEAR), max(parts, blocks * NEAR)
 
     def narrow(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=call.q.device)
@@ -161,11 +165,11 @@ def _spill(call: _Call, runs: tuple[Slab, ...], chosen: tuple[Chosen, ...], dete
         return torch.empty((count, call.width), dtype=torch.float32, device=call.q.device)
 
     return _Spill(
-        (narrow(rows, call.span), narrow(rows, call.span)), (narrow(rows, BLOCK), narrow(rows, BLOCK)),
-        narrow(shares), narrow(max(slopes, shares)),
+        (narrow(rows, call.old), narrow(rows, call.old)), (narrow(rows, BLOCK), narrow(rows, BLOCK)),
+        narrow(of_p), narrow(max(of_ds, of_p)),
         # A tile of entries or slots has 32 at least.
-        torch.empty(max(slopes, shares) // 32, dtype=torch.float32, device=call.q.device),
-        wide(blocks * (call.span + BLOCK)), wide(parts),
+        torch.empty(max(of_ds, of_p) // 32, dtype=torch.float32, device=call.q.device),
+        wide(blocks * (call.old + BLOCK)), wide(parts),
         narrow(slots if deterministic else 0, call.width),
     )  # fmt: skip
 
@@ -174,38 +178,39 @@ def _window(call: _Call, slab: Slab, spill: _Spill) -> None:
     """P and dS of the window, its keys' gradients, and in the near form everything."""
     full, near = slab.form == "near", NEAR if slab.form == "near" and call.entries is not None else 0
     kind = " with entries" if near else "" if full else ", kept"
-    rows, span, width = _rows(slab, call.heads), call.span, call.width
+    rows, old, width = _rows(slab, call.heads), call.old, call.width
     blocks = rows // (BLOCK * call.heads)
     t = call.tiles("window scores" + kind)
     m, d, n = t["M"], t["BD"], t["BN"]
-    pp, sp = (_matrix(spill.shares, rows, near), _matrix(spill.slopes, rows, near)) if near else spill.within
+    # What a call lacks (entries; o in the near form) is stood in for by what is there, and not read.
+    p, ds = (_matrix(spill.p, rows, near), _matrix(spill.ds, rows, near)) if near else spill.new
     keys, side = (call.entries, near) if near else (call.window, BLOCK)
     window_backward.window_scores[(rows // m,)](
         described(call.q, m, d), described(call.do, m, d), call.o if not full else call.q, call.do,
-        described(call.window, span, d), described(call.window, BLOCK, d), described(keys, side, d),
-        described(call.window, span, n), described(call.window, BLOCK, n), described(keys, side, n),
+        described(call.window, old, d), described(call.window, BLOCK, d), described(keys, side, d),
+        described(call.window, old, n), described(call.window, BLOCK, n), described(keys, side, n),
         described(call.dq, m, n),
-        *(described(x, m, span) for x in spill.before), *(described(x, m, BLOCK) for x in spill.within),
-        described(pp, m, side), described(sp, m, side),
+        *(described(x, m, old) for x in spill.old), *(described(x, m, BLOCK) for x in spill.new),
+        described(p, m, side), described(ds, m, side),
         call.view.begin, call.view.low, call.view.high, call.lse, call.delta, call.sizes, call.sink,
         call.sinks if full else call.rests, slab.start, call.segments.tokens, call.scale,
-        WINDOW=call.reach, H=call.heads, D=width, W=span, BT=BLOCK, NEAR=near,
-        FULL=full, **{"BX": dividing(128, width), **t},
+        WINDOW=call.window_size, H=call.heads, D=width, OLD=old, NEW=BLOCK, NEAR=near,
+        FULL=full, BX=dividing(128, width), **t,
     )  # fmt: skip
     t = call.tiles("window keys" + (kind if near else ""))
     h, n = t["BH"], t["BN"]
     window_backward.window_keys[(blocks * (width // n),)](
         described(call.q, h, n), described(call.do, h, n),
-        *(described(x, h, span) for x in spill.before), *(described(x, h, BLOCK) for x in spill.within),
-        described(pp, h, side), described(sp, h, side),
+        *(described(x, h, old) for x in spill.old), *(described(x, h, BLOCK) for x in spill.new),
+        described(p, h, side), described(ds, h, side),
         spill.window_parts, spill.parts, slab.start,
-        H=call.heads, D=width, W=span, BT=BLOCK, NEAR=near, **t,
+        H=call.heads, D=width, OLD=old, NEW=BLOCK, NEAR=near, **t,
     )  # fmt: skip
     n = dividing(128, width)
-    ahead = min(span, slab.start) // BLOCK
+    ahead = min(old, slab.start) // BLOCK
     sums.sum_window[(ahead + blocks, width // n)](
         spill.window_parts, call.dwindow, slab.start, call.segments.tokens, blocks, ahead,
-        D=width, W=span, BT=BLOCK, BN=n, num_warps=4,
+        D=width, OLD=old, NEW=BLOCK, BN=n, num_warps=4,
     )  # fmt: skip
     if near:
         first, spans = _spans(call, slab)
@@ -213,46 +218,48 @@ def _window(call: _Call, slab: Slab, spill: _Spill) -> None:
             n = dividing(64, width)
             sums.sum_near[(spans.shape[1], width // n)](
                 spill.parts, call.view.low, spans, call.dentries, slab.start, first, spans.shape[1],
-                D=width, BT=BLOCK, NEAR=NEAR, BN=n, BR=64, num_warps=4,
+                D=width, NEW=BLOCK, NEAR=NEAR, BN=n, BR=64, num_warps=4,
             )  # fmt: skip
 
 
 def _spans(call: _Call, slab: Slab) -> tuple[int, Tensor]:
     """The slab's first entry, and for each of its entries the blocks that see it, int32 `[2, entries]`."""
-    memo, key = call.segments._memo, ("spans", call.ratio, slab)
-    if key not in memo:
+
+    def make() -> tuple[int, Tensor]:
         low, high = call.view.seen
         block = torch.arange(slab.start, slab.stop, BLOCK)
         first, end = int(low[slab.start]), int(high[slab.stop - 1])
-        number = torch.arange(first, end)
-        begin = torch.searchsorted(high[(block + BLOCK - 1).clamp(max=slab.stop - 1)].contiguous(), number, right=True)
-        stop = torch.searchsorted(low[block].contiguous(), number, right=True)
-        memo[key] = first, torch.stack((begin, stop)).to(torch.int32).to(call.q.device, non_blocking=True)
-    return memo[key]
+        entry = torch.arange(first, end)
+        begin = torch.searchsorted(high[(block + BLOCK - 1).clamp(max=slab.stop - 1)].contiguous(), entry, right=True)
+        stop = torch.searchsorted(low[block].contiguous(), entry, right=True)
+        return first, torch.stack((begin, stop)).to(torch.int32).to(call.q.device, non_blocking=True)
+
+    return call.segments.once(("spans", call.ratio, slab), make)
 
 
 def _dense(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None) -> None:
     """Entries of the dense form, and dq."""
-    heads, width, span = call.heads, call.width, call.span
+    heads, width, old = call.heads, call.width, call.old
     view, entries = call.view, call.entries
-    unit = max(GROUP // heads, 1)
-    groups = triton.cdiv(slab.tokens, unit) * unit * heads // GROUP
+    unit = max(ROWS // heads, 1)
+    groups = triton.cdiv(slab.tokens, unit) * unit * heads // ROWS
     if slab.columns and entries is not None:
         _pool(call, slab, spill, bits, groups)
-        sp = _matrix(spill.slopes, _rows(slab, heads), slab.columns)
+        ds = _matrix(spill.ds, _rows(slab, heads), slab.columns)
     else:
-        entries, sp = call.window, spill.before[1]
+        # No token of the slab sees an entry, so that neither is read.
+        entries, ds = call.window, spill.old[1]
     t = call.tiles("pool queries")
     k, n = t["BK"], t["BN"]
-    w = min(k, span)
-    so, sn = spill.before[1], spill.within[1]
+    before = min(k, old)
+    ds_old, ds_new = spill.old[1], spill.new[1]
     pool_backward.pool_queries[(width // n, groups)](
-        described(so, GROUP, w), described(sn, GROUP, BLOCK), described(sp, GROUP, k),
-        described(call.window, w, n), described(call.window, BLOCK, n), described(entries, k, n),
-        described(call.dq, GROUP, n), call.o, view.low, view.high, call.lse, call.delta, call.sizes, call.sink,
+        described(ds_old, ROWS, before), described(ds_new, ROWS, BLOCK), described(ds, ROWS, k),
+        described(call.window, before, n), described(call.window, BLOCK, n), described(entries, k, n),
+        described(call.dq, ROWS, n), call.o, view.low, view.high, call.lse, call.delta, call.sizes, call.sink,
         call.rests, call.sinks, spill.sums, _rows(slab, heads),
         slab.start, call.segments.tokens, slab.column, call.scale,
-        H=heads, D=width, W=span, BT=BLOCK, GROUP=GROUP, TILE=COLUMNS, BW=w, **t,
+        H=heads, D=width, OLD=old, NEW=BLOCK, ROWS=ROWS, TILE=COLUMNS, BO=before, **t,
     )  # fmt: skip
 
 
@@ -261,15 +268,15 @@ def _pool(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: i
     heads, width, view, entries = call.heads, call.width, call.view, call.entries
     assert entries is not None
     rows = _rows(slab, heads)
-    pp, sp = _matrix(spill.shares, rows, slab.columns), _matrix(spill.slopes, rows, slab.columns)
+    p, ds = _matrix(spill.p, rows, slab.columns), _matrix(spill.ds, rows, slab.columns)
     t = call.tiles("pool scores")
     m, d = t["M"], t["BD"]
-    pool_backward.pool_scores[(slab.columns // COLUMNS, groups * (GROUP // m))](
+    pool_backward.pool_scores[(slab.columns // COLUMNS, groups * (ROWS // m))](
         described(call.q, m, d), described(call.do, m, d), described(entries, COLUMNS, d),
-        described(pp, m, COLUMNS), described(sp, m, COLUMNS), view.low if bits is None else bits,
+        described(p, m, COLUMNS), described(ds, m, COLUMNS), view.low if bits is None else bits,
         view.low, view.high, call.lse, call.delta, spill.sums, rows,
         slab.start, call.segments.tokens, slab.column, slab.columns // 32, call.scale,
-        H=heads, D=width, GROUP=GROUP, BK=COLUMNS, CHOSEN=bits is not None, **t,
+        H=heads, D=width, ROWS=ROWS, BK=COLUMNS, CHOSEN=bits is not None, **t,
     )  # fmt: skip
     plan = pool_backward.plan(view, slab, call.segments, call.ratio, heads)
     if len(plan.pieces) == 0:
@@ -277,7 +284,7 @@ def _pool(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: i
     t = call.tiles("pool keys")
     h, n = t["BH"], t["BN"]
     pool_backward.pool_keys[(len(plan.pieces) * (width // n),)](
-        described(call.q, h, n), described(call.do, h, n), described(pp, h, COLUMNS), described(sp, h, COLUMNS),
+        described(call.q, h, n), described(call.do, h, n), described(p, h, COLUMNS), described(ds, h, COLUMNS),
         spill.parts, plan.pieces, slab.start, slab.column,
         H=heads, D=width, BK=COLUMNS, **t,
     )  # fmt: skip
@@ -290,18 +297,18 @@ def _pool(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: i
 
 def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor, deterministic: bool) -> None:
     """Entries of the gather form, and dq."""
-    heads, width, span, entries = call.heads, call.width, call.span, call.entries
+    heads, width, old, entries = call.heads, call.width, call.old, call.entries
     assert entries is not None and call.dentries is not None
     slots, m, here = rows.shape[1], max(heads, 16), _rows(slab, heads)
-    sp = _matrix(spill.slopes, here, slots)
+    ds = _matrix(spill.ds, here, slots)
     many = ", 128 heads" if heads == 128 else ""
     t = call.tiles("gather scores" + many)
-    k, d, n = t["BK"], t["BD"], t["BN"]
-    gather_backward.gather_scores[(slab.tokens * (slots // k),)](
+    written, d, n = t["BK"], t["BD"], t["BN"]
+    gather_backward.gather_scores[(slab.tokens * (slots // written),)](
         described(call.q, m, d), described(call.do, m, d), described(call.q, m, n), described(call.do, m, n),
-        entries, rows, counts, described(sp, m, k), sp, call.lse, call.delta, spill.sums, here,
+        entries, rows, counts, described(ds, m, written), ds, call.lse, call.delta, spill.sums, here,
         call.dentries, spill.chosen_parts, slab.start, call.scale,
-        K=slots, H=heads, D=width, M=m, ATOMIC=not deterministic, **t,
+        SLOTS=slots, H=heads, D=width, M=m, ATOMIC=not deterministic, **t,
     )  # fmt: skip
     if deterministic:
         count, n = min(slab.columns, len(entries) - slab.column), dividing(256, width)
@@ -311,14 +318,14 @@ def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor
             D=width, BR=32, BN=n, STAGES=3, num_warps=4,
         )  # fmt: skip
     t = call.tiles("gather queries" + many)
-    tile, k, n = k, t["BK"], t["BN"]
-    w = min(k, span)
+    k, n = t["BK"], t["BN"]
+    before = min(k, old)
     gather_backward.gather_queries[(width // n, slab.tokens)](
-        described(spill.before[1], m, w), described(spill.within[1], m, BLOCK), described(sp, m, k),
-        described(call.window, w, n), described(call.window, BLOCK, n), entries, rows, counts,
+        described(spill.old[1], m, before), described(spill.new[1], m, BLOCK), described(ds, m, k),
+        described(call.window, before, n), described(call.window, BLOCK, n), entries, rows, counts,
         described(call.dq, m, n), call.dq, call.o, call.lse, call.delta, call.sizes, call.sink,
         call.rests, call.sinks, spill.sums, here, slab.start, call.scale,
-        K=slots, H=heads, D=width, W=span, BT=BLOCK, M=m, TILE=tile, BW=w, **t,
+        SLOTS=slots, H=heads, D=width, OLD=old, NEW=BLOCK, M=m, TILE=written, BO=before, **t,
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 import triton
-from torch import Tensor, bfloat16, empty, float32
+from torch import Tensor
 
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.descriptors import described
@@ -17,7 +18,7 @@ from undertow.ops.triton.attention.pool_forward import (
     dense_probabilities,
     gather_probabilities,
     mix_values,
-    settle,
+    settle_shifts,
     window_probabilities,
 )
 from undertow.ops.triton.attention.selection import Chosen, chosen
@@ -50,8 +51,8 @@ class _Call:
 
     def tiles(self, kernel: str) -> dict[str, int]:
         """The configuration of a kernel, with tiles that divide a head."""
-        found = dict(tiles(self.q.device, kernel))
-        return found | {name: dividing(found[name], self.q.shape[2]) for name in found.keys() & {"BD", "BN"}}
+        width, tile = self.q.shape[2], tiles(self.q.device, kernel)
+        return {name: dividing(size, width) if name in ("BD", "BN") else size for name, size in tile.items()}
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,13 @@ class _Memory:
         pool = max(slab.tokens * columns for slab, columns in slabs) * self._heads
         device = call.q.device
         self._old, self._new, self._pool = (
-            empty(size, dtype=bfloat16, device=device) for size in (rows * self._old_rows, rows * BLOCK, pool)
+            torch.empty(size, dtype=torch.bfloat16, device=device)
+            for size in (rows * self._old_rows, rows * BLOCK, pool)
         )
         # A tile of entries has 32 columns or more.
-        self._totals, self._shifts = (empty(rows + pool // 32, dtype=float32, device=device) for _ in range(2))
+        self._totals, self._shifts = (
+            torch.empty(rows + pool // 32, dtype=torch.float32, device=device) for _ in range(2)
+        )
 
     def of(self, slab: Slab, columns: int) -> _Spill:
         rows = slab.tokens * self._heads
@@ -99,6 +103,7 @@ def _near(call: _Call, slab: Slab) -> None:
     entries, shape, here = call.entries, call.shape, slice(slab.start, slab.stop)
     tile = call.tiles("window" if entries is None else "window with entries")
     tokens, old, wide, deep = ROWS // shape["H"], shape["OLD"], tile["BD"], tile["BN"]
+    # Stands in for entries too where there are none, and is not read then.
     new = described(call.window, BLOCK, wide)
     window_forward[(triton.cdiv(slab.tokens, tokens),)](
         described(call.q[here].flatten(0, 1), ROWS, wide),
@@ -115,6 +120,7 @@ def _dense(call: _Call, slab: Slab, bits: Tensor | None, spill: _Spill) -> None:
     """All columns of a slab, masked by `bits` or by what its tokens see."""
     tile, shape, q = call.tiles("pool"), call.shape, call.q[slab.start : slab.stop].flatten(0, 1)
     tokens, old, step, wide = ROWS // shape["H"], shape["OLD"], tile["BK"], tile["BD"]
+    # Without entries there is no column, and they are not read.
     keys = call.window if call.entries is None else call.entries
     dense_probabilities[(1 + slab.columns // step, triton.cdiv(slab.tokens, tokens))](
         described(q, ROWS, wide), described(call.window, old, wide), described(call.window, BLOCK, wide),
@@ -159,10 +165,11 @@ def _mix(
     tokens = 1 if gather else ROWS // shape["H"]
     rows, programs = tokens * shape["H"], triton.cdiv(slab.tokens, tokens)
     _, low, high = call.tables
+    # Read in the gather form alone.
     picked, counts = chosen if chosen is not None else (low, low)
     bounds = low, high, slab.start, slab.tokens, 0 if gather else slab.column, columns
     if columns:
-        settle[(programs,)](
+        settle_shifts[(programs,)](
             described(spill.old, rows, BLOCK), described(spill.new, rows, BLOCK), described(spill.pool, rows, BLOCK),
             spill.shifts, spill.totals, counts, *bounds,
             H=shape["H"], OLD=shape["OLD"], NEW=BLOCK, TOKENS=tokens, GATHER=gather, TILE=written,
@@ -204,14 +211,15 @@ def forward(
     if entries is None or not len(entries):
         entries, selected, ratio = None, None, 0
     tokens, heads, _ = q.shape
-    o, lse = empty(q.shape, dtype=bfloat16, device=q.device), empty(tokens, heads, dtype=float32, device=q.device)
+    o = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     call = _Call(q, window, entries, sink, o, lse, sight(segments, ratio), window_size, scale)
-    found = slabs(segments, ratio, heads, None if selected is None else selected.shape[1])
-    picks = tuple(chosen(selected, call.view, slab) for slab in found)
-    kept = [p[0].shape[1] if isinstance(p, tuple) else slab.columns for p, slab in zip(picks, found, strict=True)]
-    spilled = [(slab, columns) for slab, columns in zip(found, kept, strict=True) if slab.form != "near"]
+    planned = slabs(segments, ratio, heads, None if selected is None else selected.shape[1])
+    picks = tuple(chosen(selected, call.view, slab) for slab in planned)
+    kept = [p[0].shape[1] if isinstance(p, tuple) else slab.columns for p, slab in zip(picks, planned, strict=True)]
+    spilled = [(slab, columns) for slab, columns in zip(planned, kept, strict=True) if slab.form != "near"]
     memory = _Memory(call, spilled) if spilled else None
-    for slab, columns, pick in zip(found, kept, picks, strict=True):
+    for slab, columns, pick in zip(planned, kept, picks, strict=True):
         if memory is None or slab.form == "near":
             _near(call, slab)
         elif isinstance(pick, tuple):

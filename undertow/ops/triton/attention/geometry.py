@@ -23,16 +23,21 @@ NEAR = 32
 COLUMNS = 128
 """Entries a program of the dense form takes; a slab's first column is a multiple of it."""
 
-_SPILL = 3 << 29
-_LEAST_GATHERED = 16
-_HEADS_TOKENS = 4096 * 64
-_DENSE = 1.75
-
-Form = Literal["near", "dense", "gather"]
-
-
 LARGEST_WINDOW = 128
 """Tokens of the largest window whose tile the kernels hold."""
+SPILL = 3 << 29
+"""Bytes that P and dS of a dense slab's entries take at most, 1.5 GiB, unless those of one block take more: of 64 heads
+they do beyond 393,216 columns."""
+
+_SLAB = 4096 * 64
+"""Rows (token x head) of a slab; four times as many where all of a call is near, for then least is kept of a token."""
+_LEAST_GATHERED = 16
+"""Heads from which on the gather form serves: the rows of its products are the heads of one token, 16 at least."""
+_DENSE = 1.75
+"""Up to so many times the entries that a query keeps may it see, on average over a slab, for the dense form to be the
+faster one; measured on an H200, where the two meet near 6,000 tokens at 512 kept of one in four."""
+
+Form = Literal["near", "dense", "gather"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,7 @@ def old_rows(window_size: int) -> int:
 
 def sight(segments: Segments, ratio: int) -> Sight:
     """Of a call without a past; `ratio` tokens make an entry, 0 for none. Made once for all layers of a call."""
-    key = ("sight", ratio)
-    if key not in segments._memo:
-        segments._memo[key] = _sight(segments, ratio)
-    return segments._memo[key]
+    return segments.once(("sight", ratio), lambda: _sight(segments, ratio))
 
 
 def _sight(segments: Segments, ratio: int) -> Sight:
@@ -96,13 +98,12 @@ def _sight(segments: Segments, ratio: int) -> Sight:
 def slabs(segments: Segments, ratio: int, heads: int, keep: int | None) -> tuple[Slab, ...]:
     """The slabs of a call, in order. `keep` is the number of entries a query selects at most, None if it takes all.
 
-    The rule for a selection: dense while a query sees at most 1.75 times the entries it keeps, on average over the
-    slab; measured on an H200, the two meet near 6,000 tokens at 512 kept of one in four.
+    Near without a selection, while no block sees more than `NEAR` entries; else dense, and with a selection only while
+    a query sees at most 1.75 times the entries it keeps, on average over the slab.
     """
-    key = ("slabs", ratio, heads, keep)
-    if key not in segments._memo:
-        segments._memo[key] = _slabs(sight(segments, ratio), segments.tokens, heads, keep)
-    return segments._memo[key]
+    return segments.once(
+        ("slabs", ratio, heads, keep), lambda: _slabs(sight(segments, ratio), segments.tokens, heads, keep)
+    )
 
 
 def _slabs(view: Sight, tokens: int, heads: int, keep: int | None) -> tuple[Slab, ...]:
@@ -112,36 +113,33 @@ def _slabs(view: Sight, tokens: int, heads: int, keep: int | None) -> tuple[Slab
     block = torch.arange(0, tokens, BLOCK)
     together = high[(block + BLOCK - 1).clamp(max=tokens - 1)] - low[block]
     if keep is None and int(together.max()) <= NEAR:
-        step = _multiple(4 * _HEADS_TOKENS // heads)
-        return tuple(Slab(a, b, "near") for a, b in _steps(0, tokens, step))
-    found = []
-    for start, stop in _steps(0, tokens, _multiple(_HEADS_TOKENS // heads)):
+        return tuple(Slab(a, b, "near") for a, b in _cuts(0, tokens, 4 * _SLAB // heads))
+    made = []
+    for start, stop in _cuts(0, tokens, _SLAB // heads):
         if keep is None and int(together[start // BLOCK : -(-stop // BLOCK)].max()) <= NEAR:
-            found.append(Slab(start, stop, "near"))
+            made.append(Slab(start, stop, "near"))
             continue
         seen = (high - low)[start:stop].float()
-        # A product takes 16 rows at least, and the gather form's are the heads of one token.
         dense = keep is None or heads < _LEAST_GATHERED or seen.mean() <= _DENSE * seen.clamp(max=keep).mean()
         if not dense:
-            found.append(Slab(start, stop, "gather", *_span(view, start, stop)))
+            made.append(Slab(start, stop, "gather", *_columns(view, start, stop)))
             continue
-        # P and dS of a token in bfloat16 for every column, halved until a slab of them is small.
-        step = stop - start
-        while step > COLUMNS and step * heads * _span(view, start, stop)[1] * 4 > _SPILL:
-            step = _multiple(step // 2)
-        found += [Slab(a, b, "dense", *_span(view, a, b)) for a, b in _steps(start, stop, step)]
-    return tuple(found)
+        # P and dS in bfloat16, 4 bytes for each row and column.
+        step, row = stop - start, 4 * _columns(view, start, stop)[1]
+        while step > BLOCK and step * heads * row > SPILL:
+            unit = COLUMNS if step > COLUMNS else BLOCK
+            step = max(step // 2 // unit, 1) * unit
+        made += [Slab(a, b, "dense", *_columns(view, a, b)) for a, b in _cuts(start, stop, step)]
+    return tuple(made)
 
 
-def _span(view: Sight, start: int, stop: int) -> tuple[int, int]:
+def _columns(view: Sight, start: int, stop: int) -> tuple[int, int]:
+    """First column of these tokens and number of columns."""
     low, high = view.seen
     first = int(low[start]) // COLUMNS * COLUMNS
     return first, -(-(int(high[stop - 1]) - first) // COLUMNS) * COLUMNS
 
 
-def _multiple(tokens: int) -> int:
-    return max(tokens // COLUMNS, 1) * COLUMNS
-
-
-def _steps(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+def _cuts(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+    """From `start` to `stop` in steps."""
     return list(pairwise([*range(start, stop, step), stop]))

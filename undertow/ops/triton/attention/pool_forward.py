@@ -1,9 +1,9 @@
 """Forward over the entries: probabilities of each tile of them, then their product with all keys of a token.
 
 Probabilities are kept as they are, against 2^0, so that window and entries need not wait for each other. A row of a
-tile whose greatest score is not within 2^-60 and 2^60 is kept against a power of two of its own, its shift. `settle`
-brings the tiles of such rows to one reference before the second pass; a product with a power of two is exact. Scores of
-normalised queries and keys never need it.
+tile whose greatest exponential is not within 2^-60 and 2^60 is kept against a power of two of its own, its shift;
+`settle_shifts` brings the tiles of such rows to one reference before the second pass. A product with a power of two is
+exact. Scores of normalised queries and keys never need it.
 """
 
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false, reportCallIssue=false
@@ -14,14 +14,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from undertow.ops.triton.attention.window_forward import LOG2E
+from undertow.ops.triton.attention.window_forward import LOG2E, of_window
+
+UNSHIFTED = tl.constexpr(60.0)
+"""A row whose greatest score, in base 2, is no further from 0 is kept as it is: P, sums and products stay far inside
+bfloat16 and float32, whose exponents go to 127, and what is 2^60 times less than the greatest still counts."""
 
 
 @triton.jit
-def visible(chosen, low, high, start, tokens, pid, TOKENS: tl.constexpr, GATHER: tl.constexpr):
+def visible(counts, low, high, start, tokens, pid, TOKENS: tl.constexpr, GATHER: tl.constexpr):
     """First and end of what the program's tokens see: entries, or slots of the chosen rows."""
     if GATHER:
-        return 0, tl.load(chosen + pid)
+        return 0, tl.load(counts + pid)
     last = tl.minimum(pid * TOKENS + TOKENS, tokens) - 1
     return tl.load(low + start + pid * TOKENS), tl.load(high + start + last)
 
@@ -40,7 +44,7 @@ def columns_of(
 @triton.jit
 def shift_of(most):
     """The power of two a row is kept against, from its greatest score: 0 within bounds, -inf for a row without any."""
-    return tl.where(tl.abs(most) > 60.0, tl.ceil(most), 0.0)
+    return tl.where(tl.abs(most) > UNSHIFTED, tl.ceil(most), 0.0)
 
 
 @triton.jit
@@ -65,12 +69,9 @@ def keep_window(
         s1 = tl.dot(a, new.load([t0, c]).T, s1)
     c2 = scale * LOG2E
     r = token - own
-    since = tl.maximum(tl.load(begin + start + token, inside, other=0) - t0, r - WINDOW + 1)
-    j = tl.arange(0, OLD)
-    n = tl.arange(0, NEW)
+    first = tl.load(begin + start + token, inside, other=0) - t0
     z = tl.load(sink + m % H) * LOG2E
-    s0 = tl.where(j[None, :] >= (since + OLD)[:, None], s0 * c2, float("-inf"))
-    s1 = tl.where((n[None, :] <= r[:, None]) & (n[None, :] >= since[:, None]), s1 * c2, float("-inf"))
+    s0, s1 = of_window(s0, s1, r, first, c2, OLD, NEW, WINDOW)
     shift = shift_of(tl.maximum(tl.maximum(tl.max(s0, 1), tl.max(s1, 1)), z))
     s0 = tl.exp2(s0 - shift[:, None])
     s1 = tl.exp2(s1 - shift[:, None])
@@ -159,7 +160,7 @@ def dense_probabilities(
 
 @triton.jit
 def gather_probabilities(
-    q, entries, chosen, counts, p, shifts, totals, tokens, columns, scale,
+    q, entries, rows, counts, p, shifts, totals, tokens, columns, scale,
     H: tl.constexpr, D: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token of a slab and BK of its `columns` slots: as `dense_probabilities`, of the rows it chose."""
@@ -167,18 +168,18 @@ def gather_probabilities(
     pid = tl.num_programs(1) - 1 - tl.program_id(1)
     if k0 < tl.load(counts + pid):
         row = pid * H
-        r = tl.load(chosen + pid * columns + k0 + tl.arange(0, BK))
-        on = (r >= 0)[None, :]
-        r = tl.where(r >= 0, r, 0)
+        n = tl.load(rows + pid * columns + k0 + tl.arange(0, BK))
+        on = (n >= 0)[None, :]
+        n = tl.where(n >= 0, n, 0)
         s = tl.zeros((H, BK), tl.float32)
         for c in tl.range(0, D, BD, num_stages=STAGES):
-            b = tl.load(entries + r[:, None] * D + c + tl.arange(0, BD)[None, :])
+            b = tl.load(entries + n[:, None] * D + c + tl.arange(0, BD)[None, :])
             s = tl.dot(q.load([row, c]), b.T, s)
         keep_entries(s, on, p, shifts, totals, row, k0, 1 + tl.program_id(0), tokens * H, scale, H, BK)
 
 
 @triton.jit
-def settle(
+def settle_shifts(
     p_old, p_new, p, shifts, totals, counts, low, high, start, tokens, column, columns,
     H: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr,
     TILE: tl.constexpr,
@@ -233,9 +234,9 @@ def mix_values(
     acc = tl.zeros((M, BN), tl.float32)
     for k in tl.range(k1, k2, BK, num_stages=STAGES):
         if GATHER:
-            r = tl.load(rows + pid * columns + k + tl.arange(0, BK))
-            r = tl.where(r >= 0, r, 0)
-            b = tl.load(entries + r[:, None] * D + c + tl.arange(0, BN)[None, :])
+            n = tl.load(rows + pid * columns + k + tl.arange(0, BK))
+            n = tl.where(n >= 0, n, 0)
+            b = tl.load(entries + n[:, None] * D + c + tl.arange(0, BN)[None, :])
         else:
             b = keys.load([column + k, c])
         acc = tl.dot(p.load([row, k]), b, acc)

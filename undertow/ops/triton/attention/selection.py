@@ -16,9 +16,9 @@ Chosen = Tensor | tuple[Tensor, Tensor] | None
 
 
 @triton.jit
-def _chosen(selected, low, high, token, K: tl.constexpr, SLOTS: tl.constexpr):
-    """Flat rows int32 `[SLOTS]` that a token selected, and which of them count."""
-    slot = tl.arange(0, SLOTS)
+def _chosen(selected, low, high, token, K: tl.constexpr, PADDED: tl.constexpr):
+    """Flat rows int32 `[PADDED]` that a token selected, and which count; PADDED is a power of two, K or more."""
+    slot = tl.arange(0, PADDED)
     number = tl.load(selected + token.to(tl.int64) * K + slot, slot < K, other=-1).to(tl.int32)
     first = tl.load(low + token)
     return first + number, (number >= 0) & (number < tl.load(high + token) - first)
@@ -27,33 +27,33 @@ def _chosen(selected, low, high, token, K: tl.constexpr, SLOTS: tl.constexpr):
 @triton.jit
 def pack_bits(
     selected, low, high, bits, column, columns,
-    K: tl.constexpr, SLOTS: tl.constexpr, WORDS: tl.constexpr,
+    K: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """The bits of one token of the slab, cleared and then set one by one; pointers begin at the slab."""
     token = tl.program_id(0)
-    row, on = _chosen(selected, low, high, token, K, SLOTS)
+    row, on = _chosen(selected, low, high, token, K, PADDED)
     own = bits + token.to(tl.int64) * (columns // 32)
     word = tl.arange(0, WORDS)
     tl.store(own + word, tl.zeros((WORDS,), tl.int32), word < columns // 32)
     tl.debug_barrier()
     at = row - column
-    bit = tl.full((SLOTS,), 1, tl.int32) << (at % 32)
+    bit = tl.full((PADDED,), 1, tl.int32) << (at % 32)
     tl.atomic_or(own + at // 32, bit, on & (at >= 0) & (at < columns), sem="relaxed")
 
 
 @triton.jit
 def pack_rows(
     selected, low, high, rows, counts,
-    K: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
+    K: tl.constexpr, SLOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """One token: chosen rows to the front in their order, -1 to the rest of the WIDTH slots."""
     token = tl.program_id(0)
-    row, on = _chosen(selected, low, high, token, K, SLOTS)
-    slot = tl.arange(0, SLOTS)
+    row, on = _chosen(selected, low, high, token, K, PADDED)
+    slot = tl.arange(0, PADDED)
     upto = tl.cumsum(on.to(tl.int32), 0)
     count = tl.sum(on.to(tl.int32), 0)
     place = tl.where(on, upto - 1, count + slot - upto)
-    tl.store(rows + token * WIDTH + place, tl.where(on, row, -1), place < WIDTH)
+    tl.store(rows + token * SLOTS + place, tl.where(on, row, -1), place < SLOTS)
     tl.store(counts + token, count)
 
 
@@ -69,18 +69,32 @@ def chosen(selected: Tensor | None, view: Sight, slab: Slab) -> Chosen:
         return None
     here = slice(slab.start, slab.stop)
     own, low, high = selected.contiguous()[here], view.low[here], view.high[here]
+    if slab.form == "gather":
+        return chosen_rows(own, low, high)
     keep = selected.shape[1]
-    width = -(-keep // COLUMNS) * COLUMNS
-    slots = triton.next_power_of_2(max(width, COLUMNS))
-    if slab.form == "dense":
-        bits = torch.empty(slab.tokens, slab.columns // 32, dtype=torch.int32, device=selected.device)
-        if bits.numel():
-            words = triton.next_power_of_2(slab.columns // 32)
-            pack_bits[(slab.tokens,)](
-                own, low, high, bits, slab.column, slab.columns, K=keep, SLOTS=slots, WORDS=words, num_warps=4
-            )
-        return bits
-    rows = torch.empty(slab.tokens, width, dtype=torch.int32, device=selected.device)
-    counts = torch.empty(slab.tokens, dtype=torch.int32, device=selected.device)
-    pack_rows[(slab.tokens,)](own, low, high, rows, counts, K=keep, WIDTH=width, SLOTS=slots, num_warps=4)
+    bits = torch.empty(slab.tokens, slab.columns // 32, dtype=torch.int32, device=selected.device)
+    if bits.numel():
+        words = triton.next_power_of_2(slab.columns // 32)
+        pack_bits[(slab.tokens,)](
+            own, low, high, bits, slab.column, slab.columns,
+            K=keep, PADDED=triton.next_power_of_2(_slots(keep)), WORDS=words, num_warps=4,
+        )  # fmt: skip
+    return bits
+
+
+def chosen_rows(selected: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """As `chosen` in the gather form, for tokens whose `selected [tokens, K]`, contiguous, and bounds these are."""
+    tokens, keep = selected.shape
+    slots = -(-keep // COLUMNS) * COLUMNS
+    rows = torch.empty(tokens, slots, dtype=torch.int32, device=selected.device)
+    counts = torch.empty(tokens, dtype=torch.int32, device=selected.device)
+    pack_rows[(tokens,)](
+        selected, low, high, rows, counts,
+        K=keep, SLOTS=slots, PADDED=triton.next_power_of_2(_slots(keep)), num_warps=4,
+    )  # fmt: skip
     return rows, counts
+
+
+def _slots(keep: int) -> int:
+    """Slots of a token that selects `keep` entries, of which a program has some even if it is none."""
+    return max(-(-keep // COLUMNS), 1) * COLUMNS

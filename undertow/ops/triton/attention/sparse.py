@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from undertow.ops.segments import Rows, Segments
+from undertow.ops.segments import Rows, Segments, end_to_end
 from undertow.ops.triton.attention.backward import backward
 from undertow.ops.triton.attention.forward import forward
-from undertow.ops.triton.attention.geometry import slabs
+from undertow.ops.triton.attention.geometry import LARGEST_WINDOW, Slab, slabs
 from undertow.ops.triton.attention.selection import Chosen
 
-WINDOW = 128
-"""The largest window: its keys are one tile."""
+HEADS = (8, 16, 32, 64, 128)
+"""Heads of which whole tokens fill the rows of a program."""
 
 
 def refusal(
@@ -29,21 +29,22 @@ def refusal(
 ) -> str | None:
     """Why the kernels do not serve such a call of `sparse_attention`, or None if they do."""
     heads, width = q.shape[1:]
-    for x in (q, window.data, q if entries is None else entries.data):
+    given = (window,) if entries is None else (window, entries)
+    for x in (q, *(rows.data for rows in given)):
         if x.dtype != torch.bfloat16:
             return f"the kernels compute in bfloat16, not {str(x.dtype).removeprefix('torch.')}"
-    if heads not in (8, 16, 32, 64, 128):
+    if heads not in HEADS:
         return f"the kernels take 8, 16, 32, 64 or 128 heads, not {heads}"
     if width % 64:
         return f"the kernels take heads whose width is a multiple of 64, not {width}"
-    if not 1 <= window_size <= WINDOW:
-        return f"the kernels take windows of 1 to {WINDOW} tokens, not {window_size}"
+    if not 1 <= window_size <= LARGEST_WINDOW:
+        return f"the kernels take windows of 1 to {LARGEST_WINDOW} tokens, not {window_size}"
     if any(segments.past):
         return "the kernels take documents from their first token on, and one of these continues"
-    if not all(isinstance(x, Rows) and len(x.data) == sum(x.layout.added) for x in (window, entries or window)):
+    if not all(end_to_end(rows) for rows in given):
         return "the kernels take the rows of this call end to end, not from a pool"
     if invariant:
-        return "the kernels' results depend on the other documents of a call"
+        return "the kernels' results depend on the other documents of a call, and batch_invariant is on"
     return None
 
 
@@ -65,10 +66,10 @@ class _SparseAttention(torch.autograd.Function):
         )
         ctx.keep = None if p.selected is None else p.selected.shape[1]
         ctx.problem = p._replace(selected=None)
-        # Near slabs, and a call is near altogether or not at all, need no output.
-        near = all(slab.form == "near" for slab in _slabs(q, entries, ctx.keep, ctx.problem))
+        ctx.forms = [slab.form for slab in _slabs(q, entries, ctx.keep, p)]
+        # Slabs in the near form do not read it.
+        near = all(form == "near" for form in ctx.forms)
         kept = [x for pick in chosen for x in (pick if isinstance(pick, tuple) else (pick,))]
-        ctx.pairs = [isinstance(pick, tuple) for pick in chosen]
         ctx.save_for_backward(q, window, entries, sink, None if near else o, lse, *kept)
         ctx.mark_non_differentiable(lse)
         return o, lse
@@ -78,7 +79,9 @@ class _SparseAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[override]
         q, window, entries, sink, o, lse, *kept = ctx.saved_tensors
         saved = iter(kept)
-        chosen: tuple[Chosen, ...] = tuple((next(saved), next(saved)) if pair else next(saved) for pair in ctx.pairs)
+        chosen: tuple[Chosen, ...] = tuple(
+            (next(saved), next(saved)) if form == "gather" else next(saved) for form in ctx.forms
+        )
         p: _Problem = ctx.problem
         grads = backward(
             q, window, entries, sink, o, lse, grad.contiguous(), chosen, p.segments,
@@ -88,7 +91,7 @@ class _SparseAttention(torch.autograd.Function):
         return *grads, None
 
 
-def _slabs(q: Tensor, entries: Tensor | None, keep: int | None, p: _Problem):
+def _slabs(q: Tensor, entries: Tensor | None, keep: int | None, p: _Problem) -> tuple[Slab, ...]:
     if entries is None or len(entries) == 0:
         return slabs(p.segments, 0, q.shape[1], None)
     return slabs(p.segments, p.ratio, q.shape[1], keep)

@@ -12,21 +12,21 @@ import triton.language as tl
 @triton.jit
 def sum_window(
     parts, out, start, tokens, blocks, ahead,
-    D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The rows of one block of tokens: the parts of the `W / BT` blocks after it and its own.
+    """The rows of one block of tokens: the parts of the `OLD / NEW` blocks after it and its own.
 
     The slab's rows are written; those of the `ahead` blocks before it hold what the slab before has written.
     """
     b = tl.program_id(0) - ahead
     c = tl.program_id(1) * BN + tl.arange(0, BN)
-    r = tl.arange(0, BT)
-    acc = tl.zeros((BT, BN), tl.float32)
-    for k in tl.static_range(W // BT + 1):
-        block = b + k + tl.zeros((BT,), tl.int32)
-        at = parts + (block.to(tl.int64) * (W + BT) + W - k * BT + r)[:, None] * D
+    r = tl.arange(0, NEW)
+    acc = tl.zeros((NEW, BN), tl.float32)
+    for k in tl.static_range(OLD // NEW + 1):
+        block = b + k + tl.zeros((NEW,), tl.int32)
+        at = parts + (block.to(tl.int64) * (OLD + NEW) + OLD - k * NEW + r)[:, None] * D
         acc += tl.load(at + c[None, :], ((block >= 0) & (block < blocks))[:, None], other=0.0)
-    row = start + b * BT + r
+    row = start + b * NEW + r
     here = (row < tokens)[:, None]
     at = out + row.to(tl.int64)[:, None] * D + c[None, :]
     if b < 0:
@@ -37,7 +37,7 @@ def sum_window(
 @triton.jit
 def sum_near(
     parts, low, spans, out, start, first, count,
-    D: tl.constexpr, BT: tl.constexpr, NEAR: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    D: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """One entry, BN columns: the parts of the blocks `spans[entry]` to `spans[count + entry]` added to `out`."""
     n = tl.program_id(0)
@@ -46,7 +46,7 @@ def sum_near(
     acc = tl.zeros((BR, BN), tl.float32)
     for i in tl.range(tl.load(spans + n), end, BR):
         b = i + tl.arange(0, BR)
-        place = first + n - tl.load(low + start + b * BT, b < end, other=0)
+        place = first + n - tl.load(low + start + b * NEW, b < end, other=0)
         at = parts + (b * NEAR + place).to(tl.int64)[:, None] * D
         acc += tl.load(at + c[None, :], (b < end)[:, None], other=0.0)
     at = out + (first + n).to(tl.int64) * D + c

@@ -1,8 +1,9 @@
 """Backward of the window: a head's probabilities and their slopes are written once, later passes only multiply.
 
-Tokens go in blocks of `BT` that share the key rows `[t0 - W, t0)` ("old") and `[t0, t0 + BT)` ("new"), and in the near
-form `NEAR` entries from the first that the block sees. Masks zero what a token may not see, so that P and dS have fixed
-columns and nothing after needs a mask. Rows are token x head, counted from the slab's first token in what is spilled.
+Tokens go in blocks of `NEW` that share the key rows `[t0 - OLD, t0)` and `[t0, t0 + NEW)`, and in the near form `NEAR`
+entries from the first that the block sees. Masks zero what a token may not see, so that P and dS have fixed columns and
+nothing after needs a mask. Rows are token x head, counted from the slab's first token in what is spilled. The names are
+those of the table in `undertow.ops.triton.attention`.
 """
 
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false, reportCallIssue=false
@@ -13,115 +14,140 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from undertow.ops.triton.attention.window_forward import LOG2E, sees
+
+NOTICED = tl.constexpr(3.8e-6)
+"""Square of the least change of a row of dq, as a share of it, that counts beside its rounding to bfloat16: 2^-18."""
+
+
+@triton.jit
+def of_output(o, do_rows, rows, inside, M: tl.constexpr, D: tl.constexpr, BX: tl.constexpr):
+    """rowsum(o do) and rowsum(o o) of M rows.
+
+    `do` is read once more here on purpose. Taken from the tile of the products (a load that an asynchronous product and
+    the registers use) it would get one buffer too few from Triton 3.6, to be overwritten under the product.
+    """
+    delta = tl.zeros((M,), tl.float32)
+    size = tl.zeros((M,), tl.float32)
+    at = rows.to(tl.int64)[:, None] * D + tl.arange(0, BX)[None, :]
+    for c in tl.range(0, D, BX, num_stages=1):
+        out = tl.load(o + at + c, inside[:, None], other=0.0).to(tl.float32)
+        delta += tl.sum(out * tl.load(do_rows + at + c, inside[:, None], other=0.0).to(tl.float32), 1)
+        size += tl.sum(out * out, 1)
+    return delta, size
+
+
+@triton.jit
+def window_weights(s0, s1, r, t0, begins, row_lse, c2, OLD: tl.constexpr, NEW: tl.constexpr, WINDOW: tl.constexpr):
+    """P of the old and the new rows from their scores, 0 where a token, the `r`-th of its block, does not see them."""
+    j = tl.arange(0, OLD)
+    n = tl.arange(0, NEW)
+    on_old = (t0 - OLD + j[None, :] >= begins[:, None]) & (r[:, None] + OLD - j[None, :] < WINDOW)
+    p0 = tl.where(on_old, tl.exp2(s0 * c2 - row_lse[:, None]), 0.0)
+    on_new = (t0 + n[None, :] >= begins[:, None]) & (n[None, :] <= r[:, None])
+    on_new &= r[:, None] - n[None, :] < WINDOW
+    p1 = tl.where(on_new, tl.exp2(s1 * c2 - row_lse[:, None]), 0.0)
+    return p0, p1
 
 
 @triton.jit
 def window_scores(
-    q, do, o, dop, kvo, kvn, kvp, kvo2, kvn2, kvp2, dq, po, so, pn, sn, pp, sp,
-    begin, low, high, lse, delta, size, sink, gs, start, tokens, scale,
-    WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, NEAR: tl.constexpr,
+    q, do, o, do_rows, old, new, near, old_for_dq, new_for_dq, near_for_dq, dq,
+    p_old, ds_old, p_new, ds_new, p_near, ds_near,
+    begin, low, high, lse, delta, size, sink, sinks_or_rests, start, call_tokens, scale,
+    WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr,
     M: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BX: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    STAGES2: tl.constexpr,
 ):  # fmt: skip
-    """M rows: P and dS of the window (and of `NEAR` entries), and each row's share of the sink's gradient in `gs`.
+    """M rows: P and dS of the window, and of `NEAR` entries if that is not 0.
 
-    FULL: these are all keys, so that delta = rowsum(P dP), `o` is not read and dq is finished here. Otherwise
-    delta = rowsum(o do), kept for the entries with `size` = rowsum(o o), and `gs` is rowsum(P (dP - delta)) of the
-    window: that o is rounded would show in the gradients of sinks and of some rows of q, so they are mended in the end
-    by the sums over all keys.
+    FULL: these are all keys, so that delta = rowsum(P dP), and dq and each row's share of the sink's gradient (into
+    `sinks_or_rests`) are finished here; `o`, `do_rows`, `delta` and `size` are not used. Otherwise delta =
+    rowsum(o do), kept for the entries with `size` = rowsum(o o), and `sinks_or_rests` gets rowsum(P (dP - delta)) of
+    the window: that o is rounded would show in the gradients of sinks and of some rows of q, so they are mended in the
+    end by the sums over all keys. `do_rows` is the memory that `do` describes; those named `_for_dq` describe the same
+    keys for the last product.
     """
     r0 = tl.program_id(0) * M
     row = start * H + r0
-    t0 = start + r0 // (BT * H) * BT
+    t0 = start + r0 // (NEW * H) * NEW
     m = tl.arange(0, M)
-    tok = start + (r0 + m) // H
-    here = tok < tokens
-    s0 = tl.zeros((M, W), tl.float32)
-    d0 = tl.zeros((M, W), tl.float32)
-    s1 = tl.zeros((M, BT), tl.float32)
-    d1 = tl.zeros((M, BT), tl.float32)
+    token = start + (r0 + m) // H
+    inside = token < call_tokens
+    s0 = tl.zeros((M, OLD), tl.float32)
+    d0 = tl.zeros((M, OLD), tl.float32)
+    s1 = tl.zeros((M, NEW), tl.float32)
+    d1 = tl.zeros((M, NEW), tl.float32)
     if NEAR:
-        first = tl.load(low + t0)
+        n0 = tl.load(low + t0)
         s2 = tl.zeros((M, NEAR), tl.float32)
         d2 = tl.zeros((M, NEAR), tl.float32)
     if not FULL:
-        # `do` is read again here on purpose. Taken from the tile below (a load that an asynchronous product and the
-        # registers use) it would get one buffer too few from Triton 3.6, to be overwritten under the product.
-        x = tl.zeros((M,), tl.float32)
-        y = tl.zeros((M,), tl.float32)
-        f = (row + m).to(tl.int64)[:, None] * D + tl.arange(0, BX)[None, :]
-        for c in tl.range(0, D, BX, num_stages=1):
-            out = tl.load(o + f + c, here[:, None], other=0.0).to(tl.float32)
-            x += tl.sum(out * tl.load(dop + f + c, here[:, None], other=0.0).to(tl.float32), 1)
-            y += tl.sum(out * out, 1)
+        row_delta, row_size = of_output(o, do_rows, row + m, inside, M, D, BX)
     for c in tl.range(0, D, BD, num_stages=STAGES):
         a = q.load([row, c])
-        b = do.load([row, c])
-        ko = kvo.load([t0 - W, c])
-        kn = kvn.load([t0, c])
-        s0 = tl.dot(a, ko.T, s0)
-        d0 = tl.dot(b, ko.T, d0)
-        s1 = tl.dot(a, kn.T, s1)
-        d1 = tl.dot(b, kn.T, d1)
+        g = do.load([row, c])
+        k_old = old.load([t0 - OLD, c])
+        k_new = new.load([t0, c])
+        s0 = tl.dot(a, k_old.T, s0)
+        d0 = tl.dot(g, k_old.T, d0)
+        s1 = tl.dot(a, k_new.T, s1)
+        d1 = tl.dot(g, k_new.T, d1)
         if NEAR:
-            kp = kvp.load([first, c])
-            s2 = tl.dot(a, kp.T, s2)
-            d2 = tl.dot(b, kp.T, d2)
+            k_near = near.load([n0, c])
+            s2 = tl.dot(a, k_near.T, s2)
+            d2 = tl.dot(g, k_near.T, d2)
     c2 = scale * LOG2E
-    z = tl.load(lse + row + m, here, other=0.0) * LOG2E
+    # In base 2, as everything that exp2 takes.
+    row_lse = tl.load(lse + row + m, inside, other=0.0) * LOG2E
     # Rows beyond the last token see nothing.
-    own = tl.load(begin + tok, here, other=1 << 30)
-    r = tok - t0
-    j = tl.arange(0, W)
-    n = tl.arange(0, BT)
-    on = (t0 - W + j[None, :] >= own[:, None]) & (r[:, None] + W - j[None, :] < WINDOW)
-    p0 = tl.where(on, tl.exp2(s0 * c2 - z[:, None]), 0.0)
-    on = (t0 + n[None, :] >= own[:, None]) & (n[None, :] <= r[:, None]) & (r[:, None] - n[None, :] < WINDOW)
-    p1 = tl.where(on, tl.exp2(s1 * c2 - z[:, None]), 0.0)
+    begins = tl.load(begin + token, inside, other=1 << 30)
+    r = token - t0
+    p0, p1 = window_weights(s0, s1, r, t0, begins, row_lse, c2, OLD, NEW, WINDOW)
     if NEAR:
-        v = first + tl.arange(0, NEAR)
-        lo = tl.load(low + tok, here, other=0)
-        hi = tl.load(high + tok, here, other=0)
-        on = (v[None, :] >= lo[:, None]) & (v[None, :] < hi[:, None])
-        p2 = tl.where(on, tl.exp2(s2 * c2 - z[:, None]), 0.0)
+        p2 = tl.where(sees(n0, low, high, token, inside, NEAR), tl.exp2(s2 * c2 - row_lse[:, None]), 0.0)
     if FULL:
-        x = tl.sum(p0 * d0, 1) + tl.sum(p1 * d1, 1)
+        row_delta = tl.sum(p0 * d0, 1) + tl.sum(p1 * d1, 1)
         if NEAR:
-            x += tl.sum(p2 * d2, 1)
-        tl.store(gs + row + m, tl.exp2(tl.load(sink + (r0 + m) % H) * LOG2E - z) * x, here)
-    d0 = p0 * (d0 - x[:, None])
-    d1 = p1 * (d1 - x[:, None])
+            row_delta += tl.sum(p2 * d2, 1)
+        tl.store(sinks_or_rests + row + m, tl.exp2(tl.load(sink + (r0 + m) % H) * LOG2E - row_lse) * row_delta, inside)
+    d0 = p0 * (d0 - row_delta[:, None])
+    d1 = p1 * (d1 - row_delta[:, None])
     if not FULL:
-        tl.store(delta + row + m, x, here)
-        tl.store(size + row + m, y, here)
-        tl.store(gs + row + m, tl.sum(d0, 1) + tl.sum(d1, 1), here)
-    e0 = (d0 * scale).to(tl.bfloat16)
-    e1 = (d1 * scale).to(tl.bfloat16)
-    po.store([r0, 0], p0.to(tl.bfloat16))
-    pn.store([r0, 0], p1.to(tl.bfloat16))
-    so.store([r0, 0], e0)
-    sn.store([r0, 0], e1)
+        tl.store(delta + row + m, row_delta, inside)
+        tl.store(size + row + m, row_size, inside)
+        tl.store(sinks_or_rests + row + m, tl.sum(d0, 1) + tl.sum(d1, 1), inside)
+    b0 = (d0 * scale).to(tl.bfloat16)
+    b1 = (d1 * scale).to(tl.bfloat16)
+    p_old.store([r0, 0], p0.to(tl.bfloat16))
+    p_new.store([r0, 0], p1.to(tl.bfloat16))
+    ds_old.store([r0, 0], b0)
+    ds_new.store([r0, 0], b1)
     if NEAR:
-        e2 = (p2 * (d2 - x[:, None]) * scale).to(tl.bfloat16)
-        pp.store([r0, 0], p2.to(tl.bfloat16))
-        sp.store([r0, 0], e2)
+        b2 = (p2 * (d2 - row_delta[:, None]) * scale).to(tl.bfloat16)
+        p_near.store([r0, 0], p2.to(tl.bfloat16))
+        ds_near.store([r0, 0], b2)
     if FULL:
-        for c in tl.range(0, D, BN, num_stages=2):
-            acc = tl.dot(e0, kvo2.load([t0 - W, c]))
-            acc = tl.dot(e1, kvn2.load([t0, c]), acc)
+        for c in tl.range(0, D, BN, num_stages=STAGES2):
+            acc = tl.dot(b0, old_for_dq.load([t0 - OLD, c]))
+            acc = tl.dot(b1, new_for_dq.load([t0, c]), acc)
             if NEAR:
-                acc = tl.dot(e2, kvp2.load([first, c]), acc)
+                acc = tl.dot(b2, near_for_dq.load([n0, c]), acc)
             dq.store([row, c], acc.to(tl.bfloat16))
 
 
 @triton.jit
 def of_unrounded(acc, o, row, inside, c, rest, size, scale, D: tl.constexpr, BN: tl.constexpr):
-    """dq for the delta of the unrounded o: less `rest` = rowsum(P dP) - rowsum(o do) times o.
+    """dq `[rows, BN]` for the delta of the unrounded o: `acc` less o times `rest` = rowsum(P dP) - rowsum(o do).
 
-    Read only where it is more than 2^-9 of a row: where one key has nearly all the weight, so that dP - delta vanishes.
+    `acc` was made with delta = rowsum(o do) of the o that bfloat16 holds; rowsum(P dP) is delta of the o before it was
+    rounded, and dq is linear in delta with the factor -scale o. Where one key has nearly all the weight, dP - delta
+    vanishes, and the difference is not small beside the row. o is read only if that is so in some row, if
+    |rest scale o| > 2^-9 |acc|: half of the largest rounding to bfloat16. Their squares are compared, and of `size` =
+    |o|^2, which is that of all D columns, these are taken to have BN / D.
     """
     rest *= scale
-    if tl.max((rest * rest * size * (BN / D) > 3.8e-6 * tl.sum(acc * acc, 1)).to(tl.int32), 0) != 0:
+    if tl.max((rest * rest * size * (BN / D) > NOTICED * tl.sum(acc * acc, 1)).to(tl.int32), 0) != 0:
         at = o + row.to(tl.int64)[:, None] * D + c + tl.arange(0, BN)[None, :]
         acc -= rest[:, None] * tl.load(at, inside[:, None], other=0.0).to(tl.float32)
     return acc
@@ -129,11 +155,11 @@ def of_unrounded(acc, o, row, inside, c, rest, size, scale, D: tl.constexpr, BN:
 
 @triton.jit
 def window_keys(
-    q, do, po, so, pn, sn, pp, sp, parts, near, start,
-    H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, NEAR: tl.constexpr,
+    q, do, p_old, ds_old, p_new, ds_new, p_near, ds_near, window_parts, near_parts, start,
+    H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr,
     BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One block and BN columns: do^T P + q^T dS for its W + BT key rows to `parts`, for its entries to `near`.
+    """One block, BN columns: do^T P + q^T dS of its OLD + NEW key rows to `window_parts`, of entries to `near_parts`.
 
     Transposed: the 16 and 32 keys are the columns of the product; as its rows they would be too few for the tensor
     cores.
@@ -141,24 +167,24 @@ def window_keys(
     pid = tl.program_id(0)
     block = pid // (D // BN)
     c = pid % (D // BN) * BN
-    a0 = tl.zeros((BN, W), tl.float32)
-    a1 = tl.zeros((BN, BT), tl.float32)
+    a0 = tl.zeros((BN, OLD), tl.float32)
+    a1 = tl.zeros((BN, NEW), tl.float32)
     if NEAR:
         a2 = tl.zeros((BN, NEAR), tl.float32)
-    for r in tl.range(block * BT * H, (block + 1) * BT * H, BH, num_stages=STAGES):
+    for r in tl.range(block * NEW * H, (block + 1) * NEW * H, BH, num_stages=STAGES):
         g = do.load([start * H + r, c]).T
-        f = q.load([start * H + r, c]).T
-        a0 = tl.dot(g, po.load([r, 0]), a0)
-        a1 = tl.dot(g, pn.load([r, 0]), a1)
+        a = q.load([start * H + r, c]).T
+        a0 = tl.dot(g, p_old.load([r, 0]), a0)
+        a1 = tl.dot(g, p_new.load([r, 0]), a1)
         if NEAR:
-            a2 = tl.dot(g, pp.load([r, 0]), a2)
-        a0 = tl.dot(f, so.load([r, 0]), a0)
-        a1 = tl.dot(f, sn.load([r, 0]), a1)
+            a2 = tl.dot(g, p_near.load([r, 0]), a2)
+        a0 = tl.dot(a, ds_old.load([r, 0]), a0)
+        a1 = tl.dot(a, ds_new.load([r, 0]), a1)
         if NEAR:
-            a2 = tl.dot(f, sp.load([r, 0]), a2)
-    x = c + tl.arange(0, BN)
-    at = parts + block.to(tl.int64) * ((W + BT) * D)
-    tl.store(at + tl.arange(0, W)[:, None] * D + x[None, :], a0.T)
-    tl.store(at + (W + tl.arange(0, BT))[:, None] * D + x[None, :], a1.T)
+            a2 = tl.dot(a, ds_near.load([r, 0]), a2)
+    column = c + tl.arange(0, BN)
+    at = window_parts + block.to(tl.int64) * ((OLD + NEW) * D)
+    tl.store(at + tl.arange(0, OLD)[:, None] * D + column[None, :], a0.T)
+    tl.store(at + (OLD + tl.arange(0, NEW))[:, None] * D + column[None, :], a1.T)
     if NEAR:
-        tl.store(near + block.to(tl.int64) * (NEAR * D) + tl.arange(0, NEAR)[:, None] * D + x[None, :], a2.T)
+        tl.store(near_parts + block.to(tl.int64) * (NEAR * D) + tl.arange(0, NEAR)[:, None] * D + column[None, :], a2.T)

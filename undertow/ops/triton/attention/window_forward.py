@@ -15,6 +15,30 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def of_window(s0, s1, r, first, c2, OLD: tl.constexpr, NEW: tl.constexpr, WINDOW: tl.constexpr):
+    """Scores of the old and the new rows in base 2, -inf where a token does not see them.
+
+    A token, the `r`-th of its block, sees the keys from its document's first row on, the `first`-th of the block
+    (negative before it), WINDOW of them, up to itself.
+    """
+    j = tl.arange(0, OLD)
+    n = tl.arange(0, NEW)
+    since = tl.maximum(first, r - WINDOW + 1)
+    s0 = tl.where(j[None, :] >= (since + OLD)[:, None], s0 * c2, float("-inf"))
+    s1 = tl.where((n[None, :] <= r[:, None]) & (n[None, :] >= since[:, None]), s1 * c2, float("-inf"))
+    return s0, s1
+
+
+@triton.jit
+def sees(n0, low, high, token, inside, NEAR: tl.constexpr):
+    """Which of the NEAR entries from `n0` on each row's token sees."""
+    e = n0 + tl.arange(0, NEAR)
+    lo = tl.load(low + token, inside, other=0)
+    hi = tl.load(high + token, inside, other=0)
+    return (e[None, :] >= lo[:, None]) & (e[None, :] < hi[:, None])
+
+
+@triton.jit
 def window_forward(
     q, old, new, near, old_value, new_value, near_value, o, lse, sink, begin, low, high,
     start, tokens, scale,
@@ -46,21 +70,13 @@ def window_forward(
         if NEAR:
             s2 = tl.dot(a, near.load([n0, c]).T, s2)
     c2 = scale * LOG2E
-    # Where a key stands in its tile: a token sees those from its document's first row on, WINDOW of them, up to itself.
     r = token - own
     first = tl.load(begin + start + token, inside, other=0) - t0
-    j = tl.arange(0, OLD)
-    n = tl.arange(0, NEW)
     z = tl.load(sink + m % H) * LOG2E
-    since = tl.maximum(first, r - WINDOW + 1)
-    s0 = tl.where(j[None, :] >= (since + OLD)[:, None], s0 * c2, float("-inf"))
-    s1 = tl.where((n[None, :] <= r[:, None]) & (n[None, :] >= since[:, None]), s1 * c2, float("-inf"))
+    s0, s1 = of_window(s0, s1, r, first, c2, OLD, NEW, WINDOW)
     x = tl.maximum(tl.maximum(tl.max(s0, 1), tl.max(s1, 1)), z)
     if NEAR:
-        e = n0 + tl.arange(0, NEAR)
-        lo = tl.load(low + start + token, inside, other=0)
-        hi = tl.load(high + start + token, inside, other=0)
-        s2 = tl.where((e[None, :] >= lo[:, None]) & (e[None, :] < hi[:, None]), s2 * c2, float("-inf"))
+        s2 = tl.where(sees(n0, low + start, high + start, token, inside, NEAR), s2 * c2, float("-inf"))
         x = tl.maximum(x, tl.max(s2, 1))
     s0 = tl.exp2(s0 - x[:, None])
     s1 = tl.exp2(s1 - x[:, None])

@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.distillation import EPS
-from undertow.ops.segments import Rows, Segments
+from undertow.ops.segments import Rows, Segments, end_to_end
 from undertow.ops.triton.attention.geometry import sight
-from undertow.ops.triton.indexer.divergence import COLUMNS, divergence, slopes
-from undertow.ops.triton.indexer.gathered import measure_chosen, numbers_of, pays
+from undertow.ops.triton.attention.sparse import HEADS
+from undertow.ops.triton.indexer.divergence import COLUMNS, indexer_divergence, indexer_slopes
+from undertow.ops.triton.indexer.gathered import measure_chosen, pays, rows_of
 from undertow.ops.triton.indexer.gradients import Gradients
 from undertow.ops.triton.indexer.mass import mass_of
 from undertow.ops.triton.indexer.runs import SCORES, Run, equal_runs, runs
 from undertow.ops.triton.indexer.scoring import scores_of
 from undertow.ops.triton.indexer.select import refusal as refusal_of_scores
-
-_HEADS = (8, 16, 32, 64, 128)
+from undertow.ops.triton.indexer.select import type_of
 
 
 def refusal(
@@ -37,18 +37,19 @@ def refusal(
     """Why the kernels cannot serve a call with these operands, or None if they can."""
     heads, width = attention_q.shape[1:]
     if attention_q.dtype != torch.bfloat16 or entries.data.dtype != torch.bfloat16:
-        return f"attention's queries are {_name(attention_q)} and entries {_name(entries.data)}; both must be bfloat16"
+        return (
+            f"attention's queries are {type_of(attention_q)} and entries {type_of(entries.data)}; both must be bfloat16"
+        )
     if lse.dtype != torch.float32:
-        return f"the log-sum-exp is {_name(lse)}, not float32"
-    if heads not in _HEADS:
-        return f"{heads} attention heads, not one of {', '.join(map(str, _HEADS))}"
+        return f"the log-sum-exp is {type_of(lse)}, not float32"
+    if heads not in HEADS:
+        return f"{heads} attention heads, not one of {', '.join(map(str, HEADS))}"
     if width % 16:
         return f"attention heads of {width} numbers, not a multiple of 16"
-    return refusal_of_scores(q, keys, weights, segments, invariant=invariant)
-
-
-def _name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+    reason = refusal_of_scores(q, keys, weights, segments, invariant=invariant)
+    if reason is None and not end_to_end(entries):
+        return "the kernels take the rows of this call end to end, not from a pool"
+    return reason
 
 
 class _Problem(NamedTuple):
@@ -65,21 +66,21 @@ class _Problem(NamedTuple):
     def parts(self, q: Tensor, keys: Tensor, weights: Tensor) -> Iterator[_Part]:
         """Scores and mass of every token, run after run."""
         operands = q, keys, weights
-        found = None
+        picked = None
         # Two matrices of this size exist at once.
         planned = runs(self.segments, self.ratio, SCORES // 2)
         if pays(self.selected, self.segments, self.ratio):
-            found = numbers_of(self.selected, self.segments, self.ratio)
-            planned = equal_runs(self.segments.tokens, found[0].shape[1], SCORES // 2)
+            picked = rows_of(self.selected, self.segments, self.ratio)
+            planned = equal_runs(self.segments.tokens, picked[0].shape[1], SCORES // 2)
         most = max((r.tokens * r.width for r in planned), default=0)
         room = torch.empty((2, most), dtype=torch.float32, device=q.device)
         view = sight(self.segments, self.ratio)
         taught = self.attention_q, self.entries, self.lse
         for run in planned:
             scores, mass = room[:, : run.tokens * run.width].unflatten(1, (run.tokens, run.width))
-            if found is not None:
-                measure_chosen(*operands, *taught, found, self.scale, run, scores, mass)
-                yield _Part(run, scores, mass, torch.zeros_like(found[1]), found[1], None, found)
+            if picked is not None:
+                measure_chosen(*operands, *taught, picked, self.scale, run, scores, mass)
+                yield _Part(run, scores, mass, torch.zeros_like(picked[1]), picked[1], None, picked)
                 continue
             scores_of(*operands, self.segments, self.ratio, run, scores)
             mass_of(*taught, self.segments, self.ratio, self.scale, run, mass)
@@ -96,7 +97,7 @@ class _Part(NamedTuple):
     low: Tensor
     high: Tensor
     chosen: Tensor | None
-    found: tuple[Tensor, Tensor] | None
+    picked: tuple[Tensor, Tensor] | None
 
 
 def _chosen(selected: Tensor | None, run: Run) -> Tensor | None:
@@ -114,7 +115,7 @@ class _Distillation(torch.autograd.Function):
     def forward(ctx, q: Tensor, keys: Tensor, weights: Tensor, p: _Problem) -> Tensor:
         loss, total, normaliser = torch.empty((3, len(q)), dtype=torch.float32, device=q.device)
         for run, scores, mass, low, high, chosen, _ in p.parts(q, keys, weights):
-            divergence[(run.tokens,)](
+            indexer_divergence[(run.tokens,)](
                 scores, mass, chosen, low, high, loss, total, normaliser, run.start, run.width,
                 EPS=EPS, CHOSEN=chosen is not None, COLUMNS=COLUMNS, num_warps=4,
             )  # fmt: skip
@@ -131,15 +132,15 @@ class _Distillation(torch.autograd.Function):
         push = grad / total.clamp(min=EPS)
         pull = push * total
         gradients = Gradients(q, keys, weights, p.segments, p.ratio)
-        for run, scores, mass, low, high, chosen, found in p.parts(q, keys, weights):
-            slopes[run.tokens, triton.cdiv(run.width, COLUMNS)](
+        for run, scores, mass, low, high, chosen, picked in p.parts(q, keys, weights):
+            indexer_slopes[run.tokens, triton.cdiv(run.width, COLUMNS)](
                 scores, mass, chosen, low, high, pull, push, normaliser, run.start, run.width,
                 CHOSEN=chosen is not None, COLUMNS=COLUMNS, num_warps=4,
             )  # fmt: skip
-            if found is None:
+            if picked is None:
                 gradients.add(run, scores)
             else:
-                gradients.add_chosen(run, scores, found)
+                gradients.add_chosen(run, scores, picked)
         return *gradients.result(), None
 
 

@@ -22,7 +22,7 @@ def _counted(chosen, n, visible, width, CHOSEN: tl.constexpr):
 
 
 @triton.jit
-def divergence(
+def indexer_divergence(
     scores, mass, chosen, low, high, loss, total, normaliser, start, width,
     EPS: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def divergence(
 
 
 @triton.jit
-def slopes(
+def indexer_slopes(
     scores, mass, chosen, low, high, pull, push, normaliser, start, width,
     CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip

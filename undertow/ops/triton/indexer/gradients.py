@@ -19,7 +19,7 @@ from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.indexer.gathered import gradients_of_chosen
 from undertow.ops.triton.indexer.runs import Run
-from undertow.ops.triton.indexer.scoring import rows
+from undertow.ops.triton.indexer.scoring import matrix
 from undertow.ops.triton.indexer.tiles import tiles
 
 _PROGRAMS = 528
@@ -27,7 +27,7 @@ _PROGRAMS = 528
 
 
 @triton.jit
-def of_queries(
+def indexer_of_queries(
     q, keys, weights, slope, low, high, dq, dw, start, width,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +54,7 @@ def of_queries(
 
 
 @triton.jit
-def of_keys(
+def indexer_of_keys(
     q, keys, weights, slope, low, high, first_token, end_token, partial, start, stop, width, entries,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -86,15 +86,16 @@ def of_keys(
 
 def _seen_by(segments: Segments, ratio: int, block: int) -> Tensor:
     """First token that sees some of each `block` entries, and the first after the last that does, int32 `[2, .]`."""
-    key = ("indexer seen by", ratio, block)
-    if key not in segments._memo:
+
+    def make() -> Tensor:
         view = sight(segments, ratio)
         low, high = view.seen.contiguous()
         n = torch.arange(0, view.entries, block)
         first = torch.searchsorted(high, n, right=True)
         end = torch.searchsorted(low, n + block)
-        segments._memo[key] = torch.stack((first, end)).to(torch.int32).to(segments.device, non_blocking=True)
-    return segments._memo[key]
+        return torch.stack((first, end)).to(torch.int32).to(segments.device, non_blocking=True)
+
+    return segments.once(("indexer seen by", ratio, block), make)
 
 
 class Gradients:
@@ -119,20 +120,20 @@ class Gradients:
             return
         view, heads, width = sight(self.segments, self.ratio), q.shape[1], q.shape[2]
         tile = tiles(q.device, "of queries", heads)
-        of_queries[(run.tokens,)](
-            rows(q, heads), rows(keys, tile["ENTRIES"]), weights, slope, view.low, view.high, self.of_q,
+        indexer_of_queries[(run.tokens,)](
+            matrix(q, heads), matrix(keys, tile["ENTRIES"]), weights, slope, view.low, view.high, self.of_q,
             self.of_weights, run.start, run.width, HEADS=heads, WIDTH=width, **tile,
         )  # fmt: skip
         tile = tiles(q.device, "of keys", heads)
         seen_by = _seen_by(self.segments, self.ratio, self.block)
-        of_keys[self.blocks, len(self.partial)](
-            rows(q, heads), rows(keys, tile["ENTRIES"]), weights, slope, view.low, view.high, seen_by[0], seen_by[1],
+        indexer_of_keys[self.blocks, len(self.partial)](
+            matrix(q, heads), matrix(keys, tile["ENTRIES"]), weights, slope, view.low, view.high, *seen_by,
             self.partial, run.start, run.stop, run.width, len(keys), HEADS=heads, WIDTH=width, **tile,
         )  # fmt: skip
 
-    def add_chosen(self, run: Run, slope: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """A run's tokens, whose columns are the entries of `found`; the order of sums over tokens varies."""
-        gradients_of_chosen(*self.inputs, found, run, slope, self.of_q, self.partial[0], self.of_weights)
+    def add_chosen(self, run: Run, slope: Tensor, picked: tuple[Tensor, Tensor]) -> None:
+        """A run's tokens, whose columns are the entries of `picked`; the order of sums over tokens varies."""
+        gradients_of_chosen(*self.inputs, picked, run, slope, self.of_q, self.partial[0], self.of_weights)
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, keys and weights in their types."""

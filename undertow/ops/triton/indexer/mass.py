@@ -15,15 +15,14 @@ from torch import Tensor
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.attention.tiles import dividing
+from undertow.ops.triton.attention.window_forward import LOG2E
 from undertow.ops.triton.indexer.runs import Run, together
-from undertow.ops.triton.indexer.scoring import rows
+from undertow.ops.triton.indexer.scoring import matrix
 from undertow.ops.triton.indexer.tiles import tiles
-
-_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def mass(
+def indexer_mass(
     q, latents, lse, low, high, out, start, stop, width, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -37,8 +36,8 @@ def mass(
         for c in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
             dots = tl.dot(latents.load([n0, c]), q.load([first * HEADS, c]).T, dots)
         head = first * HEADS + tl.arange(0, TOKENS * HEADS)
-        below = tl.load(lse + head, head < stop * HEADS, other=0.0) * _LOG2E
-        share = tl.exp2(dots * (scale * _LOG2E) - below[None, :])
+        below = tl.load(lse + head, head < stop * HEADS, other=0.0) * LOG2E
+        share = tl.exp2(dots * (scale * LOG2E) - below[None, :])
         total = tl.sum(tl.reshape(share, (ENTRIES, TOKENS, HEADS)), 2)
         n = n0 + tl.arange(0, ENTRIES)
         token = first + tl.arange(0, TOKENS)
@@ -63,8 +62,8 @@ def mass_of(
         return out
     tile["CHUNK"] = dividing(tile["CHUNK"], q.shape[2])
     view = sight(segments, ratio)
-    mass[triton.cdiv(seen, tile["ENTRIES"]), triton.cdiv(run.tokens, tile["TOKENS"])](
-        rows(q, tile["TOKENS"] * heads, tile["CHUNK"]), rows(latents, tile["ENTRIES"], tile["CHUNK"]), lse,
+    indexer_mass[triton.cdiv(seen, tile["ENTRIES"]), triton.cdiv(run.tokens, tile["TOKENS"])](
+        matrix(q, tile["TOKENS"] * heads, tile["CHUNK"]), matrix(latents, tile["ENTRIES"], tile["CHUNK"]), lse,
         view.low, view.high, out, run.start, run.stop, run.width, scale, HEADS=heads, WIDTH=q.shape[2], **tile,
     )  # fmt: skip
     return out

@@ -16,8 +16,9 @@ SCORES = 1 << 25
 """Numbers of one matrix: 128 MiB of float32, unless the least run of tokens needs more."""
 
 _LEAST = 64
-# Of such a width Triton knows that every row begins at a multiple of 16 bytes.
+"""Tokens of the shortest run; the tokens of a run are a multiple of it."""
 _ALIGNED = 16
+"""Columns that divide a run's width: of such a one Triton knows that every row begins at a multiple of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,14 @@ class Run:
 
 def runs(segments: Segments, ratio: int, scores: int = SCORES) -> tuple[Run, ...]:
     """The runs of a call, in order; `scores` bounds the numbers of each. Tokens of a run may see nothing at all."""
-    key = ("indexer runs", ratio, scores)
-    if key not in segments._memo:
-        segments._memo[key] = _runs(sight(segments, ratio), segments.tokens, scores)
-    return segments._memo[key]
+    return segments.once(
+        ("indexer runs", ratio, scores), lambda: _runs(sight(segments, ratio), segments.tokens, scores)
+    )
 
 
 def _runs(view: Sight, tokens: int, scores: int) -> tuple[Run, ...]:
     low, high = view.seen
-    seen, found, start = high - low, [], 0
+    seen, made, start = high - low, [], 0
     while start < tokens:
         size = tokens - start
         while True:
@@ -51,9 +51,9 @@ def _runs(view: Sight, tokens: int, scores: int) -> tuple[Run, ...]:
             if size <= _LEAST or size * width <= scores:
                 break
             size = -(-size // 2 // _LEAST) * _LEAST
-        found.append(Run(start, start + size, width))
+        made.append(Run(start, start + size, width))
         start += size
-    return tuple(found)
+    return tuple(made)
 
 
 def equal_runs(tokens: int, width: int, scores: int) -> tuple[Run, ...]:
@@ -65,10 +65,11 @@ def equal_runs(tokens: int, width: int, scores: int) -> tuple[Run, ...]:
 def together(segments: Segments, ratio: int, run: Run, block: int) -> int:
     """The most entries that any `block` consecutive tokens of a run see together, the first at a multiple of `block`
     from its start."""
-    key = ("indexer together", ratio, run, block)
-    if key not in segments._memo:
+
+    def make() -> int:
         low, high = sight(segments, ratio).seen
         first = torch.arange(run.start, run.stop, block)
         last = (first + block - 1).clamp(max=run.stop - 1)
-        segments._memo[key] = int((high[last] - low[first]).max()) if len(first) else 0
-    return segments._memo[key]
+        return int((high[last] - low[first]).max()) if len(first) else 0
+
+    return segments.once(("indexer together", ratio, run, block), make)

@@ -21,7 +21,7 @@ from undertow.ops.triton.indexer.tiles import tiles
 
 
 @triton.jit
-def score(
+def indexer_score(
     q, keys, weights, key_scales, low, high, out, start, stop, width, entries,
     HEADS: tl.constexpr, SCALED: tl.constexpr, ENTRIES: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -70,14 +70,14 @@ def scores_of(
     if seen == 0:
         return out
     view = sight(segments, ratio)
-    score[triton.cdiv(seen, tile["ENTRIES"]), triton.cdiv(run.tokens, tile["BLOCK"])](
-        rows(q, tile["TOKENS"] * heads), rows(keys, tile["ENTRIES"]), weights, key_scales, view.low, view.high, out,
+    indexer_score[triton.cdiv(seen, tile["ENTRIES"]), triton.cdiv(run.tokens, tile["BLOCK"])](
+        matrix(q, tile["TOKENS"] * heads), matrix(keys, tile["ENTRIES"]), weights, key_scales, view.low, view.high, out,
         run.start, run.stop, run.width, view.entries, HEADS=heads, SCALED=key_scales is not None, **tile,
     )  # fmt: skip
     return out
 
 
-def rows(x: Tensor, count: int, columns: int = 0) -> TensorDescriptor:
+def matrix(x: Tensor, count: int, columns: int = 0) -> TensorDescriptor:
     """`x [..., c]` as a matrix read by `count` rows of `columns` columns (all by default); rows outside are zero."""
     flat = x.view(-1, x.shape[-1])
     return TensorDescriptor.from_tensor(flat, [count, columns or flat.shape[1]])

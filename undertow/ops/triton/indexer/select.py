@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from undertow.ops.segments import Rows, Segments
+from undertow.ops.segments import Rows, Segments, end_to_end
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.indexer.gradients import Gradients
 from undertow.ops.triton.indexer.runs import Run, runs
@@ -24,13 +24,15 @@ WIDTHS = (16, 32, 64, 128)
 def refusal(q: Tensor, keys: Rows, weights: Tensor, segments: Segments, *, invariant: bool = False) -> str | None:
     """Why the kernels cannot serve a call with these operands, or None if they can."""
     if invariant:
-        return "sums depend on what else is in the call, and batch_invariant is on"
+        return "the kernels' results depend on the other documents of a call, and batch_invariant is on"
     if any(segments.past):
         return "documents have a past"
+    if not end_to_end(keys):
+        return "the kernels take the rows of this call end to end, not from a pool"
     if q.dtype != torch.bfloat16 or keys.data.dtype != torch.bfloat16:
-        return f"index queries are {_name(q)} and keys {_name(keys.data)}; both must be bfloat16"
+        return f"index queries are {type_of(q)} and keys {type_of(keys.data)}; both must be bfloat16"
     if weights.dtype not in (torch.bfloat16, torch.float32):
-        return f"head weights are {_name(weights)}, neither bfloat16 nor float32"
+        return f"head weights are {type_of(weights)}, neither bfloat16 nor float32"
     if q.shape[1] not in HEADS:
         return f"{q.shape[1]} index heads, not one of {', '.join(map(str, HEADS))}"
     if q.shape[2] not in WIDTHS:
@@ -38,7 +40,8 @@ def refusal(q: Tensor, keys: Rows, weights: Tensor, segments: Segments, *, invar
     return None
 
 
-def _name(x: Tensor) -> str:
+def type_of(x: Tensor) -> str:
+    """A tensor's type as messages name it."""
     return str(x.dtype).removeprefix("torch.")
 
 
@@ -55,10 +58,10 @@ class _Scores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         q, keys, weights = ctx.saved_tensors
-        found = Gradients(q, keys, weights, ctx.segments, ctx.ratio)
+        gradients = Gradients(q, keys, weights, ctx.segments, ctx.ratio)
         tokens, longest = grad.shape
-        found.add(Run(0, tokens, longest), grad.contiguous())
-        return *found.result(), None, None
+        gradients.add(Run(0, tokens, longest), grad.contiguous())
+        return *gradients.result(), None, None
 
 
 def indexer_scores(

@@ -13,7 +13,7 @@ import torch
 from undertow.ops.triton.attention.tiles import architecture
 
 Tiles = Mapping[str, int]
-"""What a kernel's launch takes by name: its own sizes, and `num_warps`."""
+"""What a kernel's launch takes by name: its own sizes, and `num_warps` (that of the choice follows from its row)."""
 
 DEFAULT: Mapping[str, Tiles] = {
     # ENTRIES x HEADS of several tokens make a product; a program of the scores goes through BLOCK tokens.
@@ -49,16 +49,14 @@ TILES: Mapping[str, Mapping[str, Tiles]] = {
 
 def tiles(device: torch.device, kernel: str, heads: int = 64) -> dict[str, int]:
     """The configuration of `kernel` on the chip of `device` for so many heads, as the kernel takes it."""
-    return configuration(*architecture(device), kernel, heads)
+    return configuration(architecture(device), kernel, heads)
 
 
-def configuration(name: str, units: int, kernel: str, heads: int = 64) -> dict[str, int]:
-    """The configuration of `kernel` on a chip of this name and number of compute units."""
-    found = dict(DEFAULT[kernel])
-    for key in (name, f"{name}:{units}"):
-        found.update(TILES.get(key, {}).get(kernel, {}))
-    if "HEADS" in found:
-        found["TOKENS"] = max(found.pop("HEADS") // heads, 1)
-    if "BLOCK" in found:
-        found["BLOCK"] = max(found["BLOCK"], found["TOKENS"])
-    return found
+def configuration(name: str, kernel: str, heads: int = 64) -> dict[str, int]:
+    """The configuration of `kernel` on a chip of this name; HEADS of a product become whole TOKENS of `heads`."""
+    tile = dict(TILES.get(name, {}).get(kernel, DEFAULT[kernel]))
+    if "HEADS" in tile:
+        tile["TOKENS"] = max(tile.pop("HEADS") // heads, 1)
+    if "BLOCK" in tile:
+        tile["BLOCK"] = max(tile["BLOCK"], tile["TOKENS"])
+    return tile

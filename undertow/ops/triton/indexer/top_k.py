@@ -16,6 +16,10 @@ from torch import Tensor
 
 from undertow.ops.triton.indexer.tiles import tiles
 
+_COUNTED = 1 << 15
+"""Columns of the widest row that is held: `_search` counts them in 16 bits."""
+_PART = 4096
+"""Columns of a longer row that are read at a time."""
 _LEAST = tl.constexpr(-0x80000000)
 _MOST = tl.constexpr(0x7FFFFFFF)
 _NAN = tl.constexpr(0x7FFFFFFE)
@@ -63,7 +67,7 @@ def _search(key, found, out, K: tl.constexpr, COLUMNS: tl.constexpr):
         middle = _between(bottom, top)
     above = key > bottom
     equal = (key == bottom) & (key > _LEAST)
-    # Two counts in one word: of those above, and of equal ones in the upper half.
+    # Two counts in one word, of 16 bits each: of those above, and of equal ones in the upper half.
     order = tl.cumsum(above.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
     wanted = K - tl.sum(above.to(tl.int32), 0)
     ties = (order >> 16) & 0xFFFF
@@ -72,7 +76,7 @@ def _search(key, found, out, K: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def choose(scores, low, high, out, start, width, K: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr):
+def indexer_choose(scores, low, high, out, start, width, K: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr):
     """One row, held in registers: numbers int64 of its K best, ascending, then -1."""
     row = start + tl.program_id(0)
     visible = tl.load(high + row) - tl.load(low + row)
@@ -102,8 +106,10 @@ def _count(scores, visible, bound, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def choose_long(scores, low, high, out, start, width, K: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr):
-    """As `choose`, for a row of any length."""
+def indexer_choose_long(
+    scores, low, high, out, start, width, K: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr
+):
+    """As `indexer_choose`, for a row of any length."""
     row = start + tl.program_id(0)
     visible = tl.load(high + row) - tl.load(low + row)
     out += row.to(tl.int64) * K
@@ -148,10 +154,10 @@ def choose_best(scores: Tensor, low: Tensor, high: Tensor, start: int, out: Tens
     if tokens == 0:
         return
     tile = tiles(scores.device, "choose")
-    kernel, columns = choose, max(triton.next_power_of_2(width), 32)
-    if columns > tile["HELD"]:
-        # Too wide for the registers: read again for every step.
-        kernel, columns = choose_long, 4096
+    kernel, columns = indexer_choose, max(triton.next_power_of_2(width), 32)
+    if columns > min(tile["HELD"], _COUNTED):
+        # Too wide for the registers: read again for every step, some 30 times.
+        kernel, columns = indexer_choose_long, _PART
     k = out.shape[1]
     kernel[(tokens,)](
         scores, low, high, out, start, width,
