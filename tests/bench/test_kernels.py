@@ -94,6 +94,28 @@ def test_the_check_of_a_choice_finds_every_fault(cpu):
     assert 0 < p.of_choice(worse) < math.inf
 
 
+def test_torch_top_k_is_timed_alone_and_checked_without_hidden_entries(cpu):
+    top = next(task for task in tasks("indexer", LENGTHS, cpu, ("torch.topk",)) if task.op == "top-k")
+    value, entry = top.ways["torch.topk"].build()()
+    assert value.shape == entry.shape == (64, 8) and bool(torch.isneginf(value[0]).all())
+    assert top.error((value, entry)) < 1e-6 and top.error(entry) == math.inf
+
+
+def test_work_of_choosing_counts_the_visible_scores(cpu):
+    top = next(task for task in tasks("indexer", LENGTHS, cpu, ()) if task.op == "top-k")
+    seen = sum((t + 1) // 4 for n in LENGTHS for t in range(n))
+    assert top.work.bytes == 4 * seen + 2 * 4 * 64 + 8 * 8 * 64 and top.work.exact == top.work.nominal == 0
+
+
+def test_work_of_distillation_in_both_conventions(cpu):
+    forward, backward = (task.work for task in tasks("distillation", LENGTHS, cpu, ()))
+    seen = sum(min((t + 1) // 4, 8) for n in LENGTHS for t in range(n))
+    slots = 37 * 8 + 5 * 1 + 22 * 5
+    taught, taken = 2 * 4 * 32, 2 * 4 * 16
+    assert (forward.exact, forward.nominal) == (seen * (taught + taken), slots * (taught + taken))
+    assert (backward.exact, backward.nominal) == (seen * (taught + 3 * taken), slots * (taught + 3 * taken))
+
+
 def test_a_choice_among_no_entries_is_none(cpu):
     p = Indexer(TINY_INDEXER, (3, 1), cpu)
     none = torch.full((4, p.keep), -1)
@@ -110,6 +132,17 @@ def test_shapes(cpu):
     for text in ("", "4k", "0", "12+", "-3", "²"):
         with pytest.raises(InputError, match="write the tokens of each document"):
             parse_shape(text)
+    assert parse_shape("2147483647") == (2147483647,) and parse_shape("0" * 5000 + "7") == (7,)
+    for text in ("2147483648", "2147483647+1", "9" * 23, "9" * 5000):
+        with pytest.raises(InputError, match="more than 2,147,483,647 tokens in all") as found:
+            parse_shape(text)
+        assert len(str(found.value)) < 200
+
+
+def test_a_loss_that_is_nothing_but_rounding_is_no_fault(cpu):
+    """Each query sees one entry at most, so that the exact loss is 0."""
+    check = next(iter(tasks("distillation", (7,), cpu, ()))).error
+    assert check(torch.full((7,), 1e-6)) < 3e-3 < check(torch.full((7,), 1e-4))
 
 
 def test_what_has_no_room_is_told_and_the_rest_goes_on(cpu, monkeypatch):

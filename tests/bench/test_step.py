@@ -110,3 +110,16 @@ def test_values_of_keys():
     config = resolve_step("v4-debug", ["ops.linear=reference"], 3, False, {}).config
     assert value_of(config, "ops.linear") == "reference" and value_of(config, "ops.rms_norm") == "auto"
     assert value_of(config, "train.batch_size") == 2
+
+
+def test_an_interrupted_bench_keeps_the_steps_it_took():
+    kept = []
+
+    def follow(done: int, of: int, what: str) -> None:
+        if done == SETTLING + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench_step("v4-debug", ["device=cpu", "train.sequence_length=32"], [], 9, 0, None, {}, follow, kept.append)
+    (setting,) = kept[0]["settings"]
+    assert len(kept) == 1 and setting["steps"] == 2 and len(setting["losses"]) == SETTLING + 2

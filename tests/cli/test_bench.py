@@ -99,6 +99,12 @@ def test_hooks_are_written_and_nothing_is_measured(tmp_path, capsys):
         (["step", "v4-debug", "device=cpu", "ops.linear=triton", "--steps", "1"], "no triton kernel for linear"),
         (["step", "v4-debug", "ops.linear=gluon"], "ops.linear is 'gluon'; allowed: 'auto', 'reference' or 'triton'"),
         (["step", "v4-debug", "--trace", "none/trace.json"], "there is no directory none"),
+        (["step", "v4-debug", "ops.linaer=reference"], "ops.linaer: unknown; did you mean 'linear'?"),
+        (["step", "v4-debug", "--trace", "."], "--trace .: it is a directory"),
+        (["step", "v4-debug", "--json", "none/a.json"], "--json none/a.json: there is no directory none"),
+        (["kernels", "--json", "none/a.json"], "--json none/a.json: there is no directory none"),
+        (["kernels", "--json", "."], "--json .: it is a directory"),
+        (["kernels", "--shape", "9" * 23], "more than 2,147,483,647 tokens"),
     ],
 )
 def test_mistakes(words, said, capsys):

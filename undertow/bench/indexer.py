@@ -18,7 +18,7 @@ from undertow.bench.attention import TINY as TINY_ATTENTION
 from undertow.bench.attention import Form, Problem
 from undertow.bench.backends import own, ways_of
 from undertow.bench.task import OWN, Absent, Run, Task, Way, relative
-from undertow.bench.work import Work, entry_pairs
+from undertow.bench.work import Work, entry_pairs, slots
 from undertow.ops.registry import REFERENCE
 from undertow.ops.segments import Rows, Segments, entry_rows
 
@@ -118,8 +118,10 @@ def indexer_tasks(sizes: Sizes, lengths: Sequence[int], device: torch.device, pe
     topped = f"{'+'.join(map(str, lengths))} tokens, {p.keep} of {p.scores.shape[1]}"
     ways = {"triton": Way(_triton_top_k(p), OWN)}
     if "torch.topk" in peers:
-        ways["torch.topk"] = Way(lambda: lambda: _torch_top_k(p))
-    yield Task("top-k", topped, Work(p.scores.nbytes + kept), p.of_choice, ways)
+        ways["torch.topk"] = Way(lambda: lambda: p.scores.topk(min(p.keep, p.scores.shape[1]), sorted=False))
+    # Of a row only what is visible must be read, and the two bounds of that.
+    read = 4 * entry_pairs(lengths, p.ratio) + 8 * len(p.q)
+    yield Task("top-k", topped, Work(read + kept), lambda found: p.of_choice(_numbers(found)), ways)
 
     def selecting(select: Callable[..., Tensor]) -> Run:
         return lambda: select(p.q, p.rows(p.keys), p.weights, p.keep, p.segments, p.ratio)
@@ -128,9 +130,9 @@ def indexer_tasks(sizes: Sizes, lengths: Sequence[int], device: torch.device, pe
     yield Task("scoring and top-k", shape, Work(p.input_bytes + kept, exact, nominal), p.of_choice, ways)
 
 
-def _torch_top_k(p: Indexer) -> Tensor:
-    value, entry = p.scores.topk(min(p.keep, p.scores.shape[1]), sorted=False)
-    return entry.masked_fill(torch.isneginf(value), -1)
+def _numbers(found: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """What is chosen; of torch's scores and numbers, which may be of hidden entries, -1 for those. It is not timed."""
+    return found if isinstance(found, Tensor) else found[1].masked_fill(torch.isneginf(found[0]), -1)
 
 
 def _triton_top_k(p: Indexer) -> Callable[[], Run]:
@@ -229,13 +231,17 @@ def distillation_tasks(
         return max(relative(x, y, least) for x, y in zip(found, gradients, strict=True))
 
     shape = f"{'+'.join(map(str, lengths))} tokens, {sizes.heads} x {sizes.width}"
-    pairs = entry_pairs(lengths, index.ratio, index.keep)
+    pairs, nominal = entry_pairs(lengths, index.ratio, index.keep), slots(lengths, 0, index.ratio, index.keep)
     taught, taken = 2 * attention.form.heads * attention.form.width, 2 * sizes.heads * sizes.width
     read = index.input_bytes + attention.q.nbytes + entries.nbytes + lse.nbytes
     read += 0 if attention.selected is None else attention.selected.nbytes
-    work = Work(read + loss.nbytes, pairs * (taught + taken), pairs * (taught + taken))
+    work = Work(read + loss.nbytes, pairs * (taught + taken), nominal * (taught + taken))
     ways = ways_of("indexer_distillation", device, peers, forward)
-    yield Task("distillation forward", shape, work, lambda found: relative(found, loss.detach()), ways)
-    again = Work(read + loss.nbytes + index.input_bytes, *2 * (pairs * (taught + 3 * taken),))
+    # Of queries that see one entry the loss is 0, and all that is found is rounding: no less than 1e-3 nats each.
+    floor = 1e-3 * len(loss) ** 0.5
+    yield Task("distillation forward", shape, work, lambda found: relative(found, loss.detach(), floor), ways)
+    # Attention's logits have no gradient; the indexer's have two products more.
+    each = taught + 3 * taken
+    again = Work(read + loss.nbytes + index.input_bytes, pairs * each, nominal * each)
     ways = ways_of("indexer_distillation", device, peers, backward)
     yield Task("distillation backward", shape, again, of_gradients, ways)

@@ -20,6 +20,8 @@ PEERS = ("reference", "compile", "flex", "torch.topk", "deep-gemm", "tilelang")
 OPS = (*attention.FORMS, "indexer", "distillation", "quantise")
 _LENGTHS: dict[str, tuple[tuple[int, ...], ...]] = {"csa": ((4096,), (8192,), (16384,)), "quantise": ((65536,),)}
 _TINY_LENGTHS = ((96,),)
+_MOST = (1 << 31) - 1  # tokens that an int32 numbers
+_SAID = 60  # letters of a wrong shape that are repeated
 
 Lengths = tuple[int, ...]
 
@@ -35,10 +37,14 @@ def check_names(kind: str, given: Sequence[str], known: Collection[str]) -> None
 
 def parse_shape(text: str) -> Lengths:
     """Tokens of each document: `4096`, or `1000+3096` for two that are packed. Raises `InputError`."""
-    parts = text.split("+")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise InputError(f"--shape {text}: write the tokens of each document, as 4096, or 1000+3096 for packed ones")
-    return tuple(int(part) for part in parts)
+    parts = [part.lstrip("0") for part in text.split("+") if part.isascii() and part.isdigit()]
+    said = text if len(text) <= _SAID else f"{text[:_SAID]}..."
+    if len(parts) <= text.count("+") or "" in parts:
+        raise InputError(f"--shape {said}: write the tokens of each document, as 4096, or 1000+3096 for packed ones")
+    # Python reads no number of more than some thousand digits.
+    if any(len(part) > len(str(_MOST)) for part in parts) or sum(map(int, parts)) > _MOST:
+        raise InputError(f"--shape {said}: the documents have more than {_MOST:,} tokens in all; name fewer")
+    return tuple(map(int, parts))
 
 
 def lengths_of(op: str, device: torch.device) -> Sequence[Lengths]:

@@ -15,6 +15,7 @@ from undertow.config.resolve import Resolved, resolve
 from undertow.config.schema import RunConfig
 from undertow.data.store import TokenStore
 from undertow.data.tokenizer import SHIPPED, Tokenizer
+from undertow.ops.registry import OPS
 from undertow.train.fit import check_fit
 from undertow.train.loop import Trainer
 from undertow.train.start import device_of, trainer_of
@@ -47,7 +48,8 @@ def device_for(words: Sequence[str], environment: Mapping[str, str]) -> torch.de
 def resolve_step(preset: str, words: Sequence[str], steps: int, gpu: bool, environment: Mapping[str, str]) -> Resolved:
     """The configuration of `steps` steps of a preset; `words` (KEY=VALUE) win over what the bench sets itself.
 
-    Raises `InputError` for an unknown preset, for keys that an option of the bench sets, and for schedules of sizes.
+    Raises `InputError` for an unknown preset or operator, for keys that an option of the bench sets, and for schedules
+    of sizes.
     """
     if preset not in PRESETS:
         raise InputError(f"preset {preset}: unknown{nearest(preset, list(PRESETS))} (presets: {', '.join(PRESETS)})")
@@ -60,7 +62,11 @@ def resolve_step(preset: str, words: Sequence[str], steps: int, gpu: bool, envir
     own = [f"train.batch_size={rows}", f"train.sequence_length={length}", "train.warmup_steps=5"]
     own += ["numerics.dtype=bfloat16"] if gpu else []
     own += _LARGE if gpu and preset not in _ROWS else []
-    return resolve(None, [f"model.preset={preset}", *own, *words, f"train.steps={steps}"], environment)
+    found = resolve(None, [f"model.preset={preset}", *own, *words, f"train.steps={steps}"], environment)
+    for op in found.config.ops:
+        if op not in OPS:
+            raise InputError(f"ops.{op}: unknown{nearest(op, list(OPS))} (operators: {', '.join(OPS)})")
+    return found
 
 
 def random_text(config: RunConfig, steps: int) -> Text:

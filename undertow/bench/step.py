@@ -72,12 +72,14 @@ def bench_step(
     trace: Path | None,
     variables: Mapping[str, str],
     follow: Follow = lambda done, of, what: None,
+    keep: Callable[[dict[str, Any]], None] = lambda part: None,
 ) -> dict[str, Any]:
     """Measure `steps` steps of `preset` (None: one that suits the device) with KEY=VALUE `words`, and again with those
     of `against`, from the same seed.
 
     Both take at least `losses` steps. Their steps alternate where both fit into the memory, else one setting follows
-    the other. `trace` is written with one more step of the first. Returns the content of the result file.
+    the other. `trace` is written with one more step of the first. Returns the content of the result file; `keep` is
+    called with that of the steps so far where it is interrupted.
     """
     taken = max(SETTLING + steps, losses)
     total = taken + (trace is not None)
@@ -93,8 +95,15 @@ def bench_step(
         name = ", ".join(f"{key}={value_of(first.config, key)}" for key in keys)
         found = [Column(name, first), Column(", ".join(against), second)]
     together = len(found) == 1 or _fit_together(found, device)
+    order = "in turns" if together else "one after the other"
     for group in [found] if together else [[column] for column in found]:
-        _measure(group, taken, total, device, lambda n, what: follow(n, taken * len(found), what))
+        try:
+            _measure(group, taken, total, device, lambda n, what: follow(n, taken * len(found), what))
+        except KeyboardInterrupt:
+            timed = [column for column in found if len(column.ms) > SETTLING]
+            if timed:
+                keep(_document(preset, timed, device, order))
+            raise
         if trace is not None and group[0] is found[0]:
             _trace(group[0], trace, device)
         for column in group:
@@ -102,7 +111,7 @@ def bench_step(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return _document(preset, found, device, "in turns" if together else "one after the other")
+    return _document(preset, found, device, order)
 
 
 def _measure(

@@ -97,6 +97,7 @@ def kernels(
     place = _place(device)
     peers = _peers(against or [], place.type == "cuda")
     lengths = list(dict.fromkeys(parse_shape(text) for text in shape or []))
+    _refuse_unwritable("--json", json)
     with _told() as follow:
         result = bench_kernels(ops, lengths, peers, place, deterministic, follow, lambda part: _save(part, json))
     _answer(result, json, kernels_table)
@@ -183,10 +184,12 @@ def step(
     from undertow.bench.step import bench_step
     from undertow.bench.table import step_table
 
-    if trace is not None and not trace.parent.is_dir():
-        raise InputError(f"--trace {trace}: there is no directory {trace.parent}; name a file in one that is there")
+    _refuse_unwritable("--trace", trace)
+    _refuse_unwritable("--json", json)
     with _told() as follow:
-        result = bench_step(preset, words, against or [], steps, losses, trace, os.environ, follow)
+        result = bench_step(
+            preset, words, against or [], steps, losses, trace, os.environ, follow, lambda part: _save(part, json)
+        )
     _answer(result, json, step_table)
 
 
@@ -194,8 +197,20 @@ def _answer(result: dict[str, Any], json: Path | None, table: Callable[[dict[str
     if str(json) == "-":
         sys.stdout.writelines(json_pieces(result))
         return
-    _save(result, json)
     print(table(result))
+    _save(result, json)
+
+
+def _refuse_unwritable(option: str, path: Path | None) -> None:
+    """Refuse, before anything is measured, a file that could not be written when all is."""
+    if path is None or str(path) == "-":
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no directory {path.parent}; name a file in one that is there")
+    if path.is_dir():
+        raise InputError(f"{option} {path}: it is a directory; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{option} {path}: it may not be written; name another file")
 
 
 def _save(result: dict[str, Any], json: Path | None) -> None:

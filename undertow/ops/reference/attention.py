@@ -177,8 +177,8 @@ def sparse_attention(
     """Attention of every query to its window, its document's visible entries and a sink; value = key.
 
     `q [T, h, D]`, `window` rows `[., D]` (one a token), `entries` rows `[., D]` (one per `ratio` tokens) or None for
-    SWA, `selected [T, k]` entry numbers or -1 (CSA) or None for all visible (HCA), `sink [h]`. A query at position
-    `t` sees window keys `t - window_size < j <= t` and entries `s < (t + 1) // ratio`.
+    SWA, `selected [T, k]` entry numbers, each of which counts once, or -1 (CSA), or None for all visible (HCA),
+    `sink [h]`. A query at position `t` sees window keys `t - window_size < j <= t` and entries `s < (t + 1) // ratio`.
     Returns `o [T, h, D]` and the log-sum-exp including the sink `[T, h]` float32 (not differentiable).
     """
     blocks = segments.blocks(ANCHORED_BLOCK if invariant else block_size(segments))

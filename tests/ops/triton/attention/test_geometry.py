@@ -7,6 +7,8 @@ import torch
 
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, SPILL, old_rows, sight, slabs
+from undertow.ops.triton.attention.sparse import HEADS
+from undertow.ops.triton.attention.tiles import ROWS
 
 
 def test_sight_of_packed_documents():
@@ -23,6 +25,17 @@ def test_sight_of_packed_documents():
 def test_sight_without_entries():
     view = sight(Segments.from_lengths([3, 2]), 0)
     assert view.entries == 0 and view.low.tolist() == view.high.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("lengths", [(1 << 20,), (128,) * 8192], ids=["one", "many"])
+@pytest.mark.parametrize(("ratio", "keep"), [(0, None), (4, 128), (4, None), (128, None)])
+def test_a_million_tokens_fit_a_grid(lengths, ratio, keep):
+    """What lies along a second axis, which ends at 65,535: a slab's tokens, or quarters of its groups of rows."""
+    segments = Segments.from_lengths(lengths)
+    for heads in HEADS:
+        for slab in slabs(segments, ratio, heads, keep):
+            if slab.form != "near":
+                assert (slab.tokens if slab.form == "gather" else 4 * -(-slab.tokens * heads // ROWS)) <= 65535
 
 
 @pytest.mark.parametrize(("window", "rows"), [(1, 16), (17, 16), (18, 32), (33, 32), (64, 64), (100, 128), (128, 128)])

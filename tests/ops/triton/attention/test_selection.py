@@ -5,7 +5,7 @@ import torch
 
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import Slab, sight
-from undertow.ops.triton.attention.selection import chosen
+from undertow.ops.triton.attention.selection import chosen, chosen_rows
 
 
 def picks(segments, ratio, keep, seed):
@@ -53,10 +53,20 @@ def test_rows_are_those_that_count_in_their_order(keep, device):
     segments = Segments.from_lengths([3, 100, 1, 60], device=device)
     selected, counted = picks(segments, 1, keep, seed=keep)
     rows, counts = chosen(selected.to(device), sight(segments, 1), Slab(96, 164, "gather", 0, 256))
-    width = -(-keep // 128) * 128
+    width = max(-(-keep // 128), 1) * 128
     assert rows.shape == (68, width) and rows.dtype == counts.dtype == torch.int32
     for row, count, want in zip(rows.tolist(), counts.tolist(), counted[96:], strict=True):
-        assert count == len(want) and row == want + [-1] * (width - count)
+        assert count == len(want) and row == want + [~(want or [0])[0]] * (width - count)
+
+
+def test_rows_are_each_there_once(device):
+    """In order of first mention; what is hidden, or beyond an int32, is not there."""
+    selected = torch.tensor([[3, 1, 3, -1, 1, 9, 0], [0, 1, 1, 2, -1, 2, 2], [0, 1, 2, 3, 4, 5, 6]], device=device)
+    selected[1, 4], selected[2, 6] = (1 << 32) + 3, -(1 << 32)
+    low = torch.tensor([10, 20, 30], dtype=torch.int32, device=device)
+    rows, counts = chosen_rows(selected, low, low + 5)
+    assert counts.tolist() == [3, 3, 5] and rows.shape == (3, 128) and rows[0, 5:].eq(~13).all()
+    assert rows[:, :5].tolist() == [[13, 11, 10, ~13, ~13], [20, 21, 22, ~20, ~20], [30, 31, 32, 33, 34]]
 
 
 def test_nothing_is_chosen_without_a_selection(device):

@@ -54,6 +54,67 @@ def test_rows_of_a_wider_matrix(device):
     check(call)
 
 
+def off_by_one(x):
+    """The same numbers, contiguous, at an address that is no multiple of 16 bytes."""
+    room = torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)
+    room[1:] = x.flatten()
+    found = room[1:].view(x.shape)
+    assert found.is_contiguous() and found.data_ptr() % 16
+    return found
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 4}, {"ratio": 1, "keep": 2, "heads": 16}], ids=["near", "gather"])
+def test_rows_at_any_address(settings, device):
+    call = Call((24,), device=device, **settings)
+    call.q, call.do, call.window, call.entries = map(off_by_one, (call.q, call.do, call.window, call.entries))
+    check(call)
+
+
+def test_a_single_row_of_any_stride(device):
+    """torch calls one row contiguous whatever its stride is, and that of a transposed column is one number."""
+    call = Call((4,), ratio=4, device=device)
+    call.entries = call.entries.flatten()[:, None].clone().T
+    assert call.entries.stride() == (1, 1)
+    check(call)
+
+
+@pytest.mark.parametrize("heads", [8, 16])
+def test_nothing_to_choose(heads, device):
+    call = Call((24,), ratio=4, keep=0, heads=heads, device=device)
+    assert not call.run(sparse_attention)[2][2].any()
+    check(call)
+
+
+@pytest.mark.parametrize("keep", [3, 40], ids=["gather", "dense"])
+@pytest.mark.parametrize("ascending", [False, True])
+def test_an_entry_chosen_twice_counts_once(keep, ascending, device):
+    call = Call((40,), ratio=1, keep=keep, heads=16, device=device)
+    forms = {slab.form for slab in geometry.slabs(call.segments, 1, 16, keep)}
+    assert forms == {"gather" if keep == 3 else "dense"}
+    call.selected[:, 0], call.selected[:, 1], call.selected[:, 2] = (5, 5, 7) if ascending else (2, 0, 2)
+    check(call)
+
+
+@pytest.mark.parametrize("keep", [3, 40], ids=["gather", "dense"])
+def test_numbers_beyond_an_int32_are_of_no_entry(keep, device):
+    call = Call((40,), ratio=1, keep=keep, heads=16, device=device)
+    call.selected[:, 0], call.selected[:, 1] = (1 << 32) + 1, -(1 << 32) + 2
+    check(call)
+
+
+def test_a_document_is_not_spoilt_by_another_entrys_nan(device):
+    """In the gather form, whose empty slots read some row too."""
+    call = Call((16, 16), ratio=1, keep=3, heads=16, device=device)
+    assert {slab.form for slab in geometry.slabs(call.segments, 1, 16, 3)} == {"gather"}
+    call.selected[:, 0], call.selected[:, 2] = 0, -1
+    whole = call.run(sparse_attention)
+    call.entries[0] = torch.nan
+    o, lse, (dq, *_) = call.run(sparse_attention)
+    assert o[:16].isnan().any() and lse[:16].isnan().any()
+    for found, want in ((o, whole[0]), (lse, whole[1]), (dq, whole[2][0])):
+        assert torch.equal(found[16:], want[16:])
+
+
 def test_a_call_without_tokens(device):
     o, lse, found = Call((0,), device=device).run(sparse_attention)
     assert o.shape == (0, 8, 64) and lse.shape == (0, 8)
@@ -105,6 +166,13 @@ def test_rows_of_a_pool_are_refused():
     assert "pool" in (refusal(q, window, pool, segments, window_size=8) or "")
     pool = Rows(torch.zeros(100, 64, dtype=torch.bfloat16), window.layout)
     assert "pool" in (refusal(q, pool, None, segments, window_size=8) or "")
+
+
+def test_more_numbers_than_an_int32_tells_are_refused():
+    segments, wide = Segments.from_lengths([1 << 22]), torch.empty(1 << 22, 512, dtype=torch.bfloat16, device="meta")
+    q, window = wide[:, None].expand(-1, 8, -1), Rows(wide, segments.layout(window_rows(8)))
+    reason = refusal(q, window, Rows(wide, segments.layout(entry_rows(1))), segments, window_size=8)
+    assert reason == "the kernels take entries of less than 2^31 numbers in all, not 2,147,483,648"
 
 
 def test_what_is_served():

@@ -80,6 +80,39 @@ def test_the_selection_alone(new, device, monkeypatch):
         torch.use_deterministic_algorithms(False)
 
 
+def test_an_entry_selected_twice_counts_once(device, monkeypatch):
+    monkeypatch.setattr(gathered, "_PAYS", 0.01)
+    leaves, taught, picks, segments = lesson([33], device, True)
+    picks[:, 2], picks[:, 3] = picks[:, 0], 1 << 32
+    assert gathered.pays(picks, segments, RATIO)
+    check(leaves, taught, picks, segments)
+
+
+def test_nothing_is_selected(device):
+    leaves, taught, picks, segments = lesson([30], device, True)
+    assert gathered.pays(picks[:, :0], segments, RATIO)
+    found = outcome(indexer_distillation, leaves, taught, picks[:, :0], segments, torch.ones(30).to(device))
+    assert all((x == 0).all() for x in found)
+
+
+def test_an_entrys_nan_stays_in_its_document(device, monkeypatch):
+    monkeypatch.setattr(gathered, "_PAYS", 0.01)
+    leaves, taught, picks, segments = lesson([12, 30], device, True)
+    leaves[1][0] = torch.nan
+    _, dq, dkeys, dweights = outcome(indexer_distillation, leaves, taught, picks, segments, torch.ones(42).to(device))
+    assert dq[12:].isfinite().all() and dkeys[3:].isfinite().all() and dweights[12:].isfinite().all()
+
+
+def test_rows_at_any_address(device):
+    leaves, (q, entries, lse), _, segments = lesson([30], device, False)
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+
+    assert moved(q).data_ptr() % 16
+    check([*map(moved, leaves[:2]), leaves[2]], (moved(q), moved(entries), lse), None, segments)
+
+
 def test_runs_add_up(device, monkeypatch):
     """The keys of a document get their gradient from several runs."""
     monkeypatch.setattr(distillation, "runs", lambda s, ratio, _: runs(s, ratio, 64 * 16))

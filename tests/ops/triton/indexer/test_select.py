@@ -11,7 +11,7 @@ from undertow.ops.segments import Rows, Segments, entry_rows
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.indexer import runs as planning
 from undertow.ops.triton.indexer import select
-from undertow.ops.triton.indexer.runs import Run, runs, together
+from undertow.ops.triton.indexer.runs import Run, equal_runs, runs, together
 from undertow.ops.triton.indexer.scoring import scores_of
 from undertow.ops.triton.indexer.select import indexer_scores, indexer_select, indexer_select_fp8, refusal
 
@@ -123,6 +123,31 @@ def test_nothing(device):
         q, keys, weights, segments = operands(new, device)
         assert (indexer_select(q, keys, weights, 3, segments, RATIO) == -1).all()
         assert indexer_scores(q, keys, weights, segments, RATIO).shape == (sum(new), 0)
+
+
+@pytest.mark.parametrize("lengths", [[1 << 20], [128] * 8192, [1]], ids=["one", "many", "short"])
+def test_runs_fit_a_grid(lengths):
+    """Tokens of a run lie along a second axis, which ends at 65,535."""
+    segments = Segments.from_lengths(lengths)
+    for planned in (runs(segments, RATIO), equal_runs(segments.tokens, 128, 1 << 24), equal_runs(9, 0, 9)):
+        assert max(run.tokens for run in planned) <= 1 << 15
+        assert planned[0].start == 0 and all(a.stop == b.start for a, b in pairwise(planned))
+    assert equal_runs(9, 0, 9) == (Run(0, 9, 0),) and len(equal_runs(1 << 20, 128, 1 << 24)) == 32
+
+
+def test_scores_of_several_runs(device, monkeypatch):
+    q, keys, weights, segments = operands([70, 9], device)
+    whole = indexer_scores(q, keys, weights, segments, RATIO)
+    monkeypatch.setattr(planning, "_MOST", 32)
+    assert torch.equal(indexer_scores(q, keys, weights, segments, RATIO), whole)
+
+
+def test_rows_at_any_address(device):
+    q, keys, weights, segments = operands([30], device)
+    want = indexer_scores(q, keys, weights, segments, RATIO)
+    q, data = (torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape) for x in (q, keys.data))
+    assert q.data_ptr() % 16 and data.data_ptr() % 16
+    assert torch.equal(indexer_scores(q, Rows(data, keys.layout), weights, segments, RATIO), want)
 
 
 def test_plan():

@@ -50,7 +50,48 @@ def test_rows(width, k, device):
         assert found(scores, visible, k, device) == best(scores, visible, k)
 
 
-def test_what_is_not_visible_is_never_read(device):
+def adversarial(width: int) -> torch.Tensor:
+    """Rows that are all equal, of two values, mostly NaN, mostly -inf, of denormals, of the whole range of float32."""
+    g = torch.Generator().manual_seed(width)
+    x = torch.randn(11, width, generator=g)
+    x[0] = -1.5
+    x[1] = torch.where(x[1] > 0, 2.0, 1.0)
+    x[2] = torch.where(x[2] > -0.5, torch.nan, x[2])
+    x[3] = torch.where(x[3] > -0.5, -torch.inf, x[3])
+    x[4] *= 1e-43
+    x[5] = torch.randint(-(1 << 31), 1 << 31, (width,), generator=g).int().view(torch.float32)
+    x[6] = torch.tensor([3.4e38, -3.4e38]).repeat(width)[:width]
+    x[7] = 1.0
+    x[7, -1] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    x[8] = torch.nan
+    x[9] = -torch.inf
+    x[10, : width // 2] = torch.inf
+    return x
+
+
+@pytest.mark.parametrize("k", [1, 16, 39])
+def test_adversarial_rows(k, device):
+    scores, visible = adversarial(40), torch.full((11,), 40)
+    assert found(scores, visible, k, device) == best(scores, visible, k)
+
+
+def test_ties_in_a_row_of_many_runs(device):
+    """Of more than 1,024 columns places are counted in runs of 128."""
+    scores = torch.zeros(2, 1500)
+    scores[0, [3, 130, 131, 1257, 1499]] = 1.0
+    scores[1, 1250:] = 1.0
+    rows = found(scores, torch.tensor([1500, 1490]), 390, device)
+    assert rows == [[*range(388), 1257, 1499], [*range(150), *range(1250, 1490)]]
+
+
+@pytest.mark.parametrize("width", [1100, 2048])
+def test_wide_rows(width, device):
+    scores = drawn(9, width)
+    visible = torch.tensor([width, 1030, 900, width - 1, width, 1029, 1024, width, width])
+    assert found(scores, visible, 512, device) == best(scores, visible, 512)
+
+
+def test_what_is_not_visible_is_never_chosen(device):
     scores = torch.full((4, 40), torch.nan)
     visible = torch.tensor([0, 3, 17, 33])
     for row, n in enumerate(visible.tolist()):

@@ -28,8 +28,9 @@ Arguments
 - `p_old`, `p_new`, `p_near`, `p`, and the same with `ds`: probabilities and their slopes, times the scale, as
   spilled.
 - `totals`, `shifts`: sums of a row of P over a tile, and the power of two it is against.
-- `delta`, `size`: rowsum(o do), rowsum(o o). `sums`: rowsum(P (dP - delta)) of a tile, lines `stride` apart; `rests`:
-  of the window. `sinks`: shares of the sink's gradient. `parts`: float32 gradients of keys, to be added in order.
+- `delta`, `sizes`, `ratios`: rowsum(o do), rowsum(o o), rowsum(do do) / rowsum(q q). `sums`: rowsum(P (dP - delta)) of
+  a tile, lines `stride` apart; `rests`: of the window, then of all. `excess`, `flags`: see `rounding`. `sinks`: shares
+  of the sink's gradient. `parts`: float32 gradients of keys, to be added in order.
 
 Values
 

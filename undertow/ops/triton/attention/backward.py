@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from undertow.ops.segments import Segments
-from undertow.ops.triton.attention import gather_backward, pool_backward, sums, window_backward
+from undertow.ops.triton.attention import gather_backward, pool_backward, rounding, sums, window_backward
 from undertow.ops.triton.attention.descriptors import described
 from undertow.ops.triton.attention.geometry import BLOCK, COLUMNS, NEAR, Sight, Slab, old_rows, sight, slabs
 from undertow.ops.triton.attention.selection import Chosen
@@ -26,8 +26,8 @@ from undertow.ops.triton.attention.tiles import ROWS, dividing, tiles
 class _Call:
     """One call: operands and results in rows (token x head) of `width` numbers, and what its slabs share.
 
-    One float32 a row are `delta`, `sizes` = rowsum(o o), `rests` = rowsum(P (dP - delta)) of the window, and `sinks`,
-    the row's share of the sink's gradient with its sign turned. `window_size` is in tokens.
+    One float32 a row are `sinks`, the row's share of the sink's gradient with its sign turned, and where slabs are not
+    near, `delta` and what `rounding` reads: `sizes`, `ratios` and `rests`. `window_size` is in tokens.
     """
 
     q: Tensor
@@ -47,10 +47,11 @@ class _Call:
     dq: Tensor
     dwindow: Tensor
     dentries: Tensor | None
+    sinks: Tensor
     delta: Tensor
     sizes: Tensor
+    ratios: Tensor
     rests: Tensor
-    sinks: Tensor
 
     @property
     def old(self) -> int:
@@ -66,7 +67,8 @@ class _Call:
 @dataclass(frozen=True)
 class _Spill:
     """Buffers for the largest slab: P and dS of the window (`old`, `new`) and of entries (`p`, `ds`), sums of dS over
-    each tile of these, and parts of the gradients of window, entries and chosen entries.
+    each tile of these, the excess of each row and the flag of each group of rows (see `rounding`), and parts of the
+    gradients of window, entries and chosen entries.
     """
 
     old: tuple[Tensor, Tensor]
@@ -74,6 +76,8 @@ class _Spill:
     p: Tensor
     ds: Tensor
     sums: Tensor
+    excess: Tensor
+    flags: Tensor
     window_parts: Tensor
     parts: Tensor
     chosen_parts: Tensor
@@ -113,20 +117,23 @@ def backward(
     planned = slabs(segments, ratio, heads, keep)
     # A slab adds to what the one before it has written of its window.
     kind = torch.float32 if len(planned) > 1 else torch.bfloat16
+    unsettled = 0 if all(slab.form == "near" for slab in planned) else tokens * heads
     call = _Call(
         q.view(-1, width), do.view(-1, width), None if o is None else o.view(-1, width), window, held, sink, lse,
         segments, view, ratio, heads, width, window_size, scale,
         torch.empty(tokens * heads, width, dtype=torch.bfloat16, device=q.device),
         torch.empty(tokens, width, dtype=kind, device=q.device),
         None if held is None else torch.zeros(held.shape, dtype=torch.float32, device=q.device),
-        *(torch.empty(tokens * heads, dtype=torch.float32, device=q.device) for _ in range(4)),
+        *(torch.empty(rows, dtype=torch.float32, device=q.device) for rows in (tokens * heads, *4 * (unsettled,))),
     )  # fmt: skip
     spill = _spill(call, planned, chosen, deterministic)
     for slab, selection in zip(planned, chosen, strict=True):
-        _window(call, slab, spill)
-        if slab.form == "dense":
+        _window_scores(call, slab, spill)
+        if slab.form == "near":
+            _window_keys(call, slab, spill)
+        elif slab.form == "dense":
             _dense(call, slab, spill, selection if isinstance(selection, Tensor) else None)
-        elif slab.form == "gather":
+        else:
             assert isinstance(selection, tuple)
             _gather(call, slab, spill, *selection, deterministic)
     dentries = torch.zeros_like(entries) if call.dentries is None and entries is not None else call.dentries
@@ -169,42 +176,55 @@ def _spill(call: _Call, planned: tuple[Slab, ...], chosen: tuple[Chosen, ...], d
         narrow(of_p), narrow(max(of_ds, of_p)),
         # A tile of entries or slots has 32 at least.
         torch.empty(max(of_ds, of_p) // 32, dtype=torch.float32, device=call.q.device),
+        torch.empty(rows, dtype=torch.float32, device=call.q.device),
+        torch.empty(rows // ROWS, dtype=torch.int32, device=call.q.device),
         wide(blocks * (call.old + BLOCK)), wide(parts),
         narrow(slots if deterministic else 0, call.width),
     )  # fmt: skip
 
 
-def _window(call: _Call, slab: Slab, spill: _Spill) -> None:
-    """P and dS of the window, its keys' gradients, and in the near form everything."""
-    full, near = slab.form == "near", NEAR if slab.form == "near" and call.entries is not None else 0
-    kind = " with entries" if near else "" if full else ", kept"
+def _beside(call: _Call, slab: Slab, spill: _Spill) -> tuple[int, Tensor, Tensor, int]:
+    """Entries in the tile of a near slab, their P and dS, and columns of these. Where there are none (0), what is there
+    stands in for them, and is not read."""
+    if slab.form != "near" or call.entries is None:
+        return 0, *spill.new, BLOCK
+    rows = _rows(slab, call.heads)
+    return NEAR, _matrix(spill.p, rows, NEAR), _matrix(spill.ds, rows, NEAR), NEAR
+
+
+def _window_scores(call: _Call, slab: Slab, spill: _Spill) -> None:
+    """P and dS of the window; in the near form also of entries, and dq."""
+    full, (near, p, ds, side) = slab.form == "near", _beside(call, slab, spill)
     rows, old, width = _rows(slab, call.heads), call.old, call.width
-    blocks = rows // (BLOCK * call.heads)
-    t = call.tiles("window scores" + kind)
+    t = call.tiles("window scores" + (" with entries" if near else "" if full else ", kept"))
     m, d, n = t["M"], t["BD"], t["BN"]
-    # What a call lacks (entries; o in the near form) is stood in for by what is there, and not read.
-    p, ds = (_matrix(spill.p, rows, near), _matrix(spill.ds, rows, near)) if near else spill.new
-    keys, side = (call.entries, near) if near else (call.window, BLOCK)
+    keys = call.entries if near else call.window
     window_backward.window_scores[(rows // m,)](
-        described(call.q, m, d), described(call.do, m, d), call.o if not full else call.q, call.do,
+        described(call.q, m, d), described(call.do, m, d), call.q if call.o is None else call.o, call.do, call.q,
         described(call.window, old, d), described(call.window, BLOCK, d), described(keys, side, d),
         described(call.window, old, n), described(call.window, BLOCK, n), described(keys, side, n),
         described(call.dq, m, n),
         *(described(x, m, old) for x in spill.old), *(described(x, m, BLOCK) for x in spill.new),
         described(p, m, side), described(ds, m, side),
-        call.view.begin, call.view.low, call.view.high, call.lse, call.delta, call.sizes, call.sink,
+        call.view.begin, call.view.low, call.view.high, call.lse, call.delta, call.sizes, call.ratios, call.sink,
         call.sinks if full else call.rests, slab.start, call.segments.tokens, call.scale,
         WINDOW=call.window_size, H=call.heads, D=width, OLD=old, NEW=BLOCK, NEAR=near,
         FULL=full, BX=dividing(128, width), **t,
     )  # fmt: skip
-    t = call.tiles("window keys" + (kind if near else ""))
+
+
+def _window_keys(call: _Call, slab: Slab, spill: _Spill) -> None:
+    """Gradients of the window's keys, in the near form also of entries."""
+    near, p, ds, side = _beside(call, slab, spill)
+    old, width, blocks = call.old, call.width, _rows(slab, call.heads) // (BLOCK * call.heads)
+    t = call.tiles("window keys" + (" with entries" if near else ""))
     h, n = t["BH"], t["BN"]
     window_backward.window_keys[(blocks * (width // n),)](
         described(call.q, h, n), described(call.do, h, n),
         *(described(x, h, old) for x in spill.old), *(described(x, h, BLOCK) for x in spill.new),
         described(p, h, side), described(ds, h, side),
-        spill.window_parts, spill.parts, slab.start,
-        H=call.heads, D=width, OLD=old, NEW=BLOCK, NEAR=near, **t,
+        spill.window_parts, spill.parts, spill.excess, spill.flags, slab.start,
+        H=call.heads, D=width, OLD=old, NEW=BLOCK, NEAR=near, ROWS=ROWS, FULL=slab.form == "near", **t,
     )  # fmt: skip
     n = dividing(128, width)
     ahead = min(old, slab.start) // BLOCK
@@ -237,18 +257,31 @@ def _spans(call: _Call, slab: Slab) -> tuple[int, Tensor]:
     return call.segments.once(("spans", call.ratio, slab), make)
 
 
+def _settle(call: _Call, slab: Slab, spill: _Spill, counts: Tensor | None, written: int) -> None:
+    """What the rounding of o took, and the sink's gradient; `counts` in the gather form, tiles of `written` entries."""
+    rows, view = _rows(slab, call.heads), call.view
+    rounding.settle_slopes[(rows // ROWS,)](
+        call.rests, spill.sums, rows, view.low, view.high, view.low if counts is None else counts, call.lse, call.delta,
+        call.ratios, call.sink, call.sinks, spill.excess, spill.flags, slab.start, call.segments.tokens, slab.column,
+        call.scale,
+        H=call.heads, ROWS=ROWS, TILE=written, GATHER=counts is not None, num_warps=4,
+    )  # fmt: skip
+
+
 def _dense(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None) -> None:
-    """Entries of the dense form, and dq."""
-    heads, width, old = call.heads, call.width, call.old
-    view, entries = call.view, call.entries
-    unit = max(ROWS // heads, 1)
+    """Entries of the dense form, the keys of its window, and dq."""
+    heads, width, old, view = call.heads, call.width, call.old, call.view
+    rows, unit = _rows(slab, heads), max(ROWS // heads, 1)
     groups = triton.cdiv(slab.tokens, unit) * unit * heads // ROWS
-    if slab.columns and entries is not None:
-        _pool(call, slab, spill, bits, groups)
-        ds = _matrix(spill.ds, _rows(slab, heads), slab.columns)
-    else:
-        # No token of the slab sees an entry, so that neither is read.
-        entries, ds = call.window, spill.old[1]
+    # If no token of the slab sees an entry, neither is read.
+    entries, ds = call.window, spill.old[1]
+    if slab.columns and call.entries is not None:
+        entries, ds = call.entries, _matrix(spill.ds, rows, slab.columns)
+        _pool_scores(call, slab, spill, bits, groups)
+    _settle(call, slab, spill, None, COLUMNS)
+    _window_keys(call, slab, spill)
+    if slab.columns and call.entries is not None:
+        _pool_keys(call, slab, spill)
     t = call.tiles("pool queries")
     k, n = t["BK"], t["BN"]
     before = min(k, old)
@@ -256,47 +289,50 @@ def _dense(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None) -> None:
     pool_backward.pool_queries[(width // n, groups)](
         described(ds_old, ROWS, before), described(ds_new, ROWS, BLOCK), described(ds, ROWS, k),
         described(call.window, before, n), described(call.window, BLOCK, n), described(entries, k, n),
-        described(call.dq, ROWS, n), call.o, view.low, view.high, call.lse, call.delta, call.sizes, call.sink,
-        call.rests, call.sinks, spill.sums, _rows(slab, heads),
-        slab.start, call.segments.tokens, slab.column, call.scale,
-        H=heads, D=width, OLD=old, NEW=BLOCK, ROWS=ROWS, TILE=COLUMNS, BO=before, **t,
+        described(call.dq, ROWS, n), described(call.o, rounding.PART.value, n), view.low, view.high, call.rests,
+        call.sizes, slab.start, call.segments.tokens, slab.column, call.scale,
+        H=heads, D=width, OLD=old, NEW=BLOCK, ROWS=ROWS, BO=before, **t,
     )  # fmt: skip
 
 
-def _pool(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: int) -> None:
-    """P and dS of a dense slab's entries, and the entries' gradients."""
-    heads, width, view, entries = call.heads, call.width, call.view, call.entries
-    assert entries is not None
-    rows = _rows(slab, heads)
+def _pool_scores(call: _Call, slab: Slab, spill: _Spill, bits: Tensor | None, groups: int) -> None:
+    """P and dS of a dense slab's entries."""
+    view, rows = call.view, _rows(slab, call.heads)
     p, ds = _matrix(spill.p, rows, slab.columns), _matrix(spill.ds, rows, slab.columns)
     t = call.tiles("pool scores")
     m, d = t["M"], t["BD"]
     pool_backward.pool_scores[(slab.columns // COLUMNS, groups * (ROWS // m))](
-        described(call.q, m, d), described(call.do, m, d), described(entries, COLUMNS, d),
+        described(call.q, m, d), described(call.do, m, d), described(call.entries, COLUMNS, d),
         described(p, m, COLUMNS), described(ds, m, COLUMNS), view.low if bits is None else bits,
         view.low, view.high, call.lse, call.delta, spill.sums, rows,
         slab.start, call.segments.tokens, slab.column, slab.columns // 32, call.scale,
-        H=heads, D=width, ROWS=ROWS, BK=COLUMNS, CHOSEN=bits is not None, **t,
+        H=call.heads, D=call.width, ROWS=ROWS, BK=COLUMNS, CHOSEN=bits is not None, **t,
     )  # fmt: skip
-    plan = pool_backward.plan(view, slab, call.segments, call.ratio, heads)
-    if len(plan.pieces) == 0:
+
+
+def _pool_keys(call: _Call, slab: Slab, spill: _Spill) -> None:
+    """Gradients of a dense slab's entries."""
+    heads, width, rows = call.heads, call.width, _rows(slab, call.heads)
+    p, ds = _matrix(spill.p, rows, slab.columns), _matrix(spill.ds, rows, slab.columns)
+    plan = pool_backward.plan(call.view, slab, call.segments, call.ratio, heads)
+    if len(plan.pieces) == 0 or call.entries is None:
         return
     t = call.tiles("pool keys")
     h, n = t["BH"], t["BN"]
     pool_backward.pool_keys[(len(plan.pieces) * (width // n),)](
         described(call.q, h, n), described(call.do, h, n), described(p, h, COLUMNS), described(ds, h, COLUMNS),
-        spill.parts, plan.pieces, slab.start, slab.column,
-        H=heads, D=width, BK=COLUMNS, **t,
+        spill.parts, plan.pieces, spill.excess, spill.flags, slab.start, slab.column,
+        H=heads, D=width, BK=COLUMNS, ROWS=ROWS, GROUPS=pool_backward.GROUPS, **t,
     )  # fmt: skip
     n = dividing(128, width)
     sums.sum_pool[(slab.columns // COLUMNS * (COLUMNS // 16), width // n)](
-        spill.parts, plan.order, plan.offsets, call.dentries, slab.column, len(entries),
+        spill.parts, plan.order, plan.offsets, call.dentries, slab.column, len(call.entries),
         D=width, BK=COLUMNS, BR=16, BN=n, num_warps=4,
     )  # fmt: skip
 
 
 def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor, deterministic: bool) -> None:
-    """Entries of the gather form, and dq."""
+    """Entries of the gather form, the keys of its window, and dq."""
     heads, width, old, entries = call.heads, call.width, call.old, call.entries
     assert entries is not None and call.dentries is not None
     slots, m, here = rows.shape[1], max(heads, 16), _rows(slab, heads)
@@ -309,6 +345,14 @@ def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor
         entries, rows, counts, described(ds, m, written), ds, call.lse, call.delta, spill.sums, here,
         call.dentries, spill.chosen_parts, slab.start, call.scale,
         SLOTS=slots, H=heads, D=width, M=m, ATOMIC=not deterministic, **t,
+    )  # fmt: skip
+    _settle(call, slab, spill, counts, written)
+    _window_keys(call, slab, spill)
+    d = dividing(32, width)
+    gather_backward.gather_mended[(slab.tokens,)](
+        described(call.q, m, d), described(call.q, m, n), entries, rows, counts, call.lse, spill.excess, spill.flags,
+        call.dentries, spill.chosen_parts, slab.start, call.scale,
+        SLOTS=slots, H=heads, D=width, ROWS=ROWS, M=m, BK=32, BD=d, BN=n, ATOMIC=not deterministic, num_warps=4,
     )  # fmt: skip
     if deterministic:
         count, n = min(slab.columns, len(entries) - slab.column), dividing(256, width)
@@ -323,9 +367,9 @@ def _gather(call: _Call, slab: Slab, spill: _Spill, rows: Tensor, counts: Tensor
     gather_backward.gather_queries[(width // n, slab.tokens)](
         described(spill.old[1], m, before), described(spill.new[1], m, BLOCK), described(ds, m, k),
         described(call.window, before, n), described(call.window, BLOCK, n), entries, rows, counts,
-        described(call.dq, m, n), call.dq, call.o, call.lse, call.delta, call.sizes, call.sink,
-        call.rests, call.sinks, spill.sums, here, slab.start, call.scale,
-        SLOTS=slots, H=heads, D=width, OLD=old, NEW=BLOCK, M=m, TILE=written, BO=before, **t,
+        described(call.dq, m, n), call.dq, described(call.o, rounding.PART.value, n), call.rests, call.sizes,
+        slab.start, call.scale,
+        SLOTS=slots, H=heads, D=width, OLD=old, NEW=BLOCK, M=m, BO=before, **t,
     )  # fmt: skip
 
 

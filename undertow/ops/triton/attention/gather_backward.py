@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from undertow.ops.triton.attention.window_backward import of_unrounded
+from undertow.ops.triton.attention.rounding import queries_mended
+from undertow.ops.triton.attention.selection import row_read
 from undertow.ops.triton.attention.window_forward import LOG2E
 
 
@@ -30,10 +31,10 @@ def gather_scores(
     k0 = pid % (SLOTS // BK) * BK
     if k0 < tl.load(counts + token):
         row = (start + token) * H
-        place = rows + token.to(tl.int64) * SLOTS + k0
-        picked = tl.load(place + tl.arange(0, BK))
+        place = rows + token.to(tl.int64) * SLOTS
+        picked = tl.load(place + k0 + tl.arange(0, BK))
         on = picked >= 0
-        n = tl.where(on, picked, 0)
+        n = row_read(picked)
         m = tl.arange(0, M)
         s = tl.zeros((M, BK), tl.float32)
         d = tl.zeros((M, BK), tl.float32)
@@ -69,16 +70,11 @@ def gather_scores(
 
 @triton.jit
 def gather_queries(
-    ds_old, ds_new, ds, old, new, entries, rows, counts, dq, dq_rows, o, lse, delta, size, sink, rests, sinks,
-    sums, stride, start, scale,
+    ds_old, ds_new, ds, old, new, entries, rows, counts, dq, dq_rows, o, rests, sizes, start, scale,
     SLOTS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, M: tl.constexpr,
-    TILE: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    BK: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One token, BN columns: dq = dS K over the window's fixed columns and the chosen entries (`dq_rows` is `dq`).
-
-    `rests` and the `sums` of each TILE of slots are rowsum(P (dP - delta)) of window and slots. The first columns'
-    program makes `sinks` of them.
-    """
+    """One token, BN columns: dq = dS K over the window's fixed columns and the chosen entries (`dq_rows` is `dq`)."""
     c = tl.program_id(0) * BN
     token = tl.num_programs(1) - 1 - tl.program_id(1)
     r0 = token * H
@@ -86,27 +82,53 @@ def gather_queries(
     acc = tl.zeros((M, BN), tl.float32)
     count = tl.load(counts + token)
     for k in tl.range(0, count, BK, num_stages=STAGES):
-        picked = tl.load(rows + token.to(tl.int64) * SLOTS + k + tl.arange(0, BK))
-        n = tl.where(picked >= 0, picked, 0)
+        n = row_read(tl.load(rows + token.to(tl.int64) * SLOTS + k + tl.arange(0, BK)))
         acc = tl.dot(ds.load([r0, k]), tl.load(entries + n[:, None] * D + c + tl.arange(0, BN)[None, :]), acc)
     for k in tl.range(0, OLD, BO, num_stages=STAGES):
         acc = tl.dot(ds_old.load([r0, k]), old.load([t0 - OLD + k, c]), acc)
     acc = tl.dot(ds_new.load([r0, 0]), new.load([t0, c]), acc)
     m = tl.arange(0, M)
-    inside = m < H
-    row = start * H + r0 + m
-    rest_sum = tl.load(rests + row, inside, other=0.0)
-    for k in tl.range(0, tl.cdiv(count, TILE), num_stages=1):
-        rest_sum += tl.load(sums + k * stride + r0 + m, inside, other=0.0)
-    share = tl.exp2((tl.load(sink + m, inside, other=0.0) - tl.load(lse + row, inside, other=0.0)) * LOG2E)
-    # rowsum(P dP) = rowsum(P (dP - delta)) + rowsum(P) delta.
-    row_delta = tl.load(delta + row, inside, other=0.0)
-    rest = rest_sum - share * row_delta
-    acc = of_unrounded(acc, o, row, inside, c, rest, tl.load(size + row, inside, other=0.0), scale, D, BN)
-    if c == 0:
-        tl.store(sinks + row, share * (rest + row_delta), inside)
+    row = start * H + r0
+    acc = queries_mended(acc, o, row, m < H, c, rests, sizes, scale, M, D, BN)
     if M == H:
-        dq.store([start * H + r0, c], acc.to(tl.bfloat16))
+        dq.store([row, c], acc.to(tl.bfloat16))
     else:
-        at = dq_rows + (start * H + r0 + m).to(tl.int64)[:, None] * D + c + tl.arange(0, BN)[None, :]
+        at = dq_rows + (row + m).to(tl.int64)[:, None] * D + c + tl.arange(0, BN)[None, :]
         tl.store(at, acc.to(tl.bfloat16), (m < H)[:, None])
+
+
+@triton.jit
+def gather_mended(
+    q, q_for_keys, entries, rows, counts, lse, excess, flags, dentries, parts, start, scale,
+    SLOTS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, BN: tl.constexpr, ATOMIC: tl.constexpr,
+):  # fmt: skip
+    """One token, if its rows are flagged: -P^T q excess, of its slots, to where `gather_scores` has put theirs."""
+    token = tl.program_id(0)
+    if tl.load(flags + token * H // ROWS) != 0:
+        row = (start + token) * H
+        place = rows + token.to(tl.int64) * SLOTS
+        m = tl.arange(0, M)
+        factor = tl.load(excess + token * H + m, m < H, other=0.0)
+        row_lse = tl.load(lse + row + m, m < H, other=0.0) * LOG2E
+        for k0 in tl.range(0, tl.load(counts + token), BK, num_stages=1):
+            picked = tl.load(place + k0 + tl.arange(0, BK))
+            on = picked >= 0
+            n = row_read(picked)
+            s = tl.zeros((M, BK), tl.float32)
+            for c in tl.range(0, D, BD, num_stages=1):
+                k = tl.load(entries + n[:, None] * D + c + tl.arange(0, BD)[None, :]).T
+                s = tl.dot(q.load([row, c]), k, s)
+            both = on[None, :] & (m < H)[:, None]
+            p = tl.where(both, tl.exp2(s * (scale * LOG2E) - row_lse[:, None]), 0.0)
+            e = (p * -factor[:, None]).to(tl.bfloat16).T
+            for c in tl.range(0, D, BN, num_stages=1):
+                acc = tl.dot(e, q_for_keys.load([row, c]))
+                if ATOMIC:
+                    where = n[:, None] * D + c + tl.arange(0, BN)[None, :]
+                    tl.atomic_add(dentries + where, acc, mask=on[:, None], sem="relaxed")
+                else:
+                    slot = token.to(tl.int64) * SLOTS + k0 + tl.arange(0, BK)
+                    at = parts + slot[:, None] * D + c + tl.arange(0, BN)[None, :]
+                    acc += tl.load(at, mask=on[:, None], other=0.0).to(tl.float32)
+                    tl.store(at, acc.to(tl.bfloat16), mask=on[:, None])

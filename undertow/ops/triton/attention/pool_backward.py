@@ -19,12 +19,14 @@ from torch import Tensor
 
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import COLUMNS, Sight, Slab
+from undertow.ops.triton.attention.rounding import flagged, keys_mended, queries_mended
 from undertow.ops.triton.attention.tiles import ROWS
-from undertow.ops.triton.attention.window_backward import of_unrounded
 from undertow.ops.triton.attention.window_forward import LOG2E
 
 _CHUNK = 144 * 64
 """Rows (token x head) that a program of `pool_keys` sums at most: its programs then fill whole waves on an H200."""
+GROUPS = triton.next_power_of_2(_CHUNK // ROWS)
+"""A bound on the groups of rows in a piece of the plan."""
 
 
 @triton.jit
@@ -80,16 +82,11 @@ def pool_scores(
 
 @triton.jit
 def pool_queries(
-    ds_old, ds_new, ds, old, new, keys, dq, o, low, high, lse, delta, size, sink, rests, sinks, sums, stride,
-    start, call_tokens, column, scale,
-    H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    ds_old, ds_new, ds, old, new, keys, dq, o, low, high, rests, sizes, start, call_tokens, column, scale,
+    H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, ROWS: tl.constexpr,
     BK: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A group of rows, BN columns: dq = dS K over the window's fixed columns and every entry that its tokens see.
-
-    `rests` and the `sums` of each TILE of entries are rowsum(P (dP - delta)) of window and entries. The first columns'
-    program makes `sinks` of them.
-    """
+    """A group of rows, BN columns: dq = dS K over the window's fixed columns and every entry that its tokens see."""
     c = tl.program_id(0) * BN
     r0 = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
     t0 = start + r0 // (NEW * H) * NEW
@@ -101,28 +98,20 @@ def pool_queries(
     for k in tl.range(0, OLD, BO, num_stages=STAGES):
         acc = tl.dot(ds_old.load([r0, k]), old.load([t0 - OLD + k, c]), acc)
     acc = tl.dot(ds_new.load([r0, 0]), new.load([t0, c]), acc)
-    m = tl.arange(0, ROWS)
-    row = start * H + r0 + m
-    inside = row < call_tokens * H
-    rest_sum = tl.load(rests + row, inside, other=0.0)
-    for k in tl.range((lo - column) // TILE, tl.cdiv(hi - column, TILE), num_stages=1):
-        rest_sum += tl.load(sums + k * stride + r0 + m)
-    share = tl.exp2((tl.load(sink + (r0 + m) % H) - tl.load(lse + row, inside, other=0.0)) * LOG2E)
-    # rowsum(P dP) = rowsum(P (dP - delta)) + rowsum(P) delta.
-    row_delta = tl.load(delta + row, inside, other=0.0)
-    rest = rest_sum - share * row_delta
-    acc = of_unrounded(acc, o, row, inside, c, rest, tl.load(size + row, inside, other=0.0), scale, D, BN)
-    dq.store([start * H + r0, c], acc.to(tl.bfloat16))
-    if c == 0:
-        tl.store(sinks + row, share * (rest + row_delta), inside)
+    row = start * H + r0
+    inside = row + tl.arange(0, ROWS) < call_tokens * H
+    acc = queries_mended(acc, o, row, inside, c, rests, sizes, scale, ROWS, D, BN)
+    dq.store([row, c], acc.to(tl.bfloat16))
 
 
 @triton.jit
 def pool_keys(
-    q, do, p, ds, parts, plan, start, column,
-    H: tl.constexpr, D: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    q, do, p, ds, parts, plan, excess, flags, start, column,
+    H: tl.constexpr, D: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """BK entries x BN columns over the tokens of one piece of the plan: P^T do + dS^T q, to its place in `parts`."""
+    """BK entries x BN columns over the tokens of one piece of the plan, at most GROUPS groups of rows: P^T do + dS^T q,
+    to its place in `parts`."""
     pid = tl.program_id(0)
     piece = pid // (D // BN)
     k0 = tl.load(plan + piece * 3) - column
@@ -134,6 +123,10 @@ def pool_keys(
     for r in tl.range(lo, hi, BH, num_stages=STAGES):
         acc = tl.dot(do.load([start * H + r, c]).T, p.load([r, k0]), acc)
         acc = tl.dot(q.load([start * H + r, c]).T, ds.load([r, k0]), acc)
+    if flagged(flags, lo, hi, ROWS, GROUPS):
+        for r in tl.range(lo, hi, BH, num_stages=1):
+            if tl.load(flags + r // ROWS) != 0:
+                acc = keys_mended(acc, q, p, excess, r, start * H + r, c, k0, BH)
     at = parts + piece.to(tl.int64) * (BK * D)
     tl.store(at + tl.arange(0, BK)[:, None] * D + (c + tl.arange(0, BN))[None, :], acc.T)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from undertow.ops.triton.attention.selection import row_read
 from undertow.ops.triton.attention.window_forward import LOG2E, of_window
 
 UNSHIFTED = tl.constexpr(60.0)
@@ -168,9 +169,9 @@ def gather_probabilities(
     pid = tl.num_programs(1) - 1 - tl.program_id(1)
     if k0 < tl.load(counts + pid):
         row = pid * H
-        n = tl.load(rows + pid * columns + k0 + tl.arange(0, BK))
-        on = (n >= 0)[None, :]
-        n = tl.where(n >= 0, n, 0)
+        picked = tl.load(rows + pid * columns + k0 + tl.arange(0, BK))
+        on = (picked >= 0)[None, :]
+        n = row_read(picked)
         s = tl.zeros((H, BK), tl.float32)
         for c in tl.range(0, D, BD, num_stages=STAGES):
             b = tl.load(entries + n[:, None] * D + c + tl.arange(0, BD)[None, :])
@@ -234,8 +235,7 @@ def mix_values(
     acc = tl.zeros((M, BN), tl.float32)
     for k in tl.range(k1, k2, BK, num_stages=STAGES):
         if GATHER:
-            n = tl.load(rows + pid * columns + k + tl.arange(0, BK))
-            n = tl.where(n >= 0, n, 0)
+            n = row_read(tl.load(rows + pid * columns + k + tl.arange(0, BK)))
             b = tl.load(entries + n[:, None] * D + c + tl.arange(0, BN)[None, :])
         else:
             b = keys.load([column + k, c])

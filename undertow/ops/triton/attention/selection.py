@@ -17,11 +17,13 @@ Chosen = Tensor | tuple[Tensor, Tensor] | None
 
 @triton.jit
 def _chosen(selected, low, high, token, K: tl.constexpr, PADDED: tl.constexpr):
-    """Flat rows int32 `[PADDED]` that a token selected, and which count; PADDED is a power of two, K or more."""
+    """Flat rows int32 `[PADDED]` that a token selected, and which are visible; PADDED is a power of two, K or more."""
     slot = tl.arange(0, PADDED)
-    number = tl.load(selected + token.to(tl.int64) * K + slot, slot < K, other=-1).to(tl.int32)
+    number = tl.load(selected + token.to(tl.int64) * K + slot, slot < K, other=-1)
     first = tl.load(low + token)
-    return first + number, (number >= 0) & (number < tl.load(high + token) - first)
+    # Compared before it is cut to int32.
+    on = (number >= 0) & (number < tl.load(high + token) - first)
+    return first + number.to(tl.int32), on
 
 
 @triton.jit
@@ -46,24 +48,39 @@ def pack_rows(
     selected, low, high, rows, counts,
     K: tl.constexpr, SLOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One token: chosen rows to the front in their order, -1 to the rest of the WIDTH slots."""
-    token = tl.program_id(0)
+    """One token: chosen rows to the front in their order, each once, the first one inverted (~) to the other slots."""
+    token = tl.program_id(0).to(tl.int64)
     row, on = _chosen(selected, low, high, token, K, PADDED)
     slot = tl.arange(0, PADDED)
+    own = selected + token * K
+    # Where every visible number follows a lesser one, as the indexer gives them, none is there twice.
+    number = tl.load(own + slot, slot < K, other=-1)
+    before = tl.load(own + slot - 1, (slot > 0) & (slot < K), other=-1)
+    loose = on & (slot > 0) & ((before < 0) | (before >= number))
+    if tl.max(loose.to(tl.int32), 0) > 0:
+        for k in range(0, K):
+            on = on & ((number != tl.load(own + k)) | (slot <= k))
     upto = tl.cumsum(on.to(tl.int32), 0)
     count = tl.sum(on.to(tl.int32), 0)
     place = tl.where(on, upto - 1, count + slot - upto)
-    tl.store(rows + token * SLOTS + place, tl.where(on, row, -1), place < SLOTS)
+    first = tl.sum(tl.where(on & (upto == 1), row, 0), 0)
+    tl.store(rows + token * SLOTS + place, tl.where(on, row, ~first), place < SLOTS)
     tl.store(counts + token, count)
+
+
+@triton.jit
+def row_read(picked):
+    """The row that a slot reads: in an empty one the token's first, for 0 times what others hold may be NaN."""
+    return picked ^ (picked >> 31)
 
 
 def chosen(selected: Tensor | None, view: Sight, slab: Slab) -> Chosen:
     """Entries that the slab's tokens chose, from `selected` int64 `[T, K]`: numbers within the document, or -1.
 
-    A number counts if it is visible to its token; the others are dropped, wherever in the row they stand.
+    A number counts, once, if it is visible to its token; the others are dropped, wherever in the row they stand.
     Dense form: int32 bits `[tokens, columns / 32]`, bit `c % 32` of word `c / 32` for entry `column + c`. Gather form:
-    rows of the entries int32 `[tokens, K']`, K' the next multiple of 128, chosen ones first and in order, then -1;
-    beside them how many, int32 `[tokens]`. None without a selection.
+    rows of the entries int32 `[tokens, K']`, K' the next multiple of 128 from 128 on, chosen ones first and in order,
+    then negative numbers (see `row_read`); beside them how many, int32 `[tokens]`. None without a selection.
     """
     if selected is None or slab.form == "near":
         return None
@@ -85,16 +102,16 @@ def chosen(selected: Tensor | None, view: Sight, slab: Slab) -> Chosen:
 def chosen_rows(selected: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """As `chosen` in the gather form, for tokens whose `selected [tokens, K]`, contiguous, and bounds these are."""
     tokens, keep = selected.shape
-    slots = -(-keep // COLUMNS) * COLUMNS
+    slots = _slots(keep)
     rows = torch.empty(tokens, slots, dtype=torch.int32, device=selected.device)
     counts = torch.empty(tokens, dtype=torch.int32, device=selected.device)
     pack_rows[(tokens,)](
         selected, low, high, rows, counts,
-        K=keep, SLOTS=slots, PADDED=triton.next_power_of_2(_slots(keep)), num_warps=4,
+        K=keep, SLOTS=slots, PADDED=triton.next_power_of_2(slots), num_warps=4,
     )  # fmt: skip
     return rows, counts
 
 
 def _slots(keep: int) -> int:
-    """Slots of a token that selects `keep` entries, of which a program has some even if it is none."""
+    """Slots of a token that selects `keep` entries: whole tiles of them, one even if it selects none."""
     return max(-(-keep // COLUMNS), 1) * COLUMNS

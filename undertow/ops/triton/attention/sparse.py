@@ -10,12 +10,15 @@ from torch.autograd.function import once_differentiable
 
 from undertow.ops.segments import Rows, Segments, end_to_end
 from undertow.ops.triton.attention.backward import backward
+from undertow.ops.triton.attention.descriptors import aligned
 from undertow.ops.triton.attention.forward import forward
 from undertow.ops.triton.attention.geometry import LARGEST_WINDOW, Slab, slabs
 from undertow.ops.triton.attention.selection import Chosen
 
 HEADS = (8, 16, 32, 64, 128)
 """Heads of which whole tokens fill the rows of a program."""
+_NUMBERS = 1 << 31
+"""Numbers of all entries from which on an int32 does not tell their places."""
 
 
 def refusal(
@@ -43,6 +46,8 @@ def refusal(
         return "the kernels take documents from their first token on, and one of these continues"
     if not all(end_to_end(rows) for rows in given):
         return "the kernels take the rows of this call end to end, not from a pool"
+    if entries is not None and entries.data.numel() >= _NUMBERS:
+        return f"the kernels take entries of less than 2^31 numbers in all, not {entries.data.numel():,}"
     if invariant:
         return "the kernels' results depend on the other documents of a call, and batch_invariant is on"
     return None
@@ -84,7 +89,7 @@ class _SparseAttention(torch.autograd.Function):
         )
         p: _Problem = ctx.problem
         grads = backward(
-            q, window, entries, sink, o, lse, grad.contiguous(), chosen, p.segments,
+            q, window, entries, sink, o, lse, aligned(grad), chosen, p.segments,
             window_size=p.window_size, ratio=p.ratio, scale=p.scale, keep=ctx.keep,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
@@ -118,5 +123,5 @@ def sparse_attention(
     """
     del invariant  # refused
     problem = _Problem(segments, selected, window_size, ratio, scale)
-    rows = None if entries is None else entries.data.contiguous()
-    return _SparseAttention.apply(q.contiguous(), window.data.contiguous(), rows, sink.float(), problem)
+    rows = None if entries is None else aligned(entries.data)
+    return _SparseAttention.apply(aligned(q), aligned(window.data), rows, sink.float(), problem)

@@ -14,27 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from undertow.ops.triton.attention.rounding import flagged, keys_mended, of_output
 from undertow.ops.triton.attention.window_forward import LOG2E, sees
-
-NOTICED = tl.constexpr(3.8e-6)
-"""Square of the least change of a row of dq, as a share of it, that counts beside its rounding to bfloat16: 2^-18."""
-
-
-@triton.jit
-def of_output(o, do_rows, rows, inside, M: tl.constexpr, D: tl.constexpr, BX: tl.constexpr):
-    """rowsum(o do) and rowsum(o o) of M rows.
-
-    `do` is read once more here on purpose. Taken from the tile of the products (a load that an asynchronous product and
-    the registers use) it would get one buffer too few from Triton 3.6, to be overwritten under the product.
-    """
-    delta = tl.zeros((M,), tl.float32)
-    size = tl.zeros((M,), tl.float32)
-    at = rows.to(tl.int64)[:, None] * D + tl.arange(0, BX)[None, :]
-    for c in tl.range(0, D, BX, num_stages=1):
-        out = tl.load(o + at + c, inside[:, None], other=0.0).to(tl.float32)
-        delta += tl.sum(out * tl.load(do_rows + at + c, inside[:, None], other=0.0).to(tl.float32), 1)
-        size += tl.sum(out * out, 1)
-    return delta, size
 
 
 @triton.jit
@@ -52,9 +33,9 @@ def window_weights(s0, s1, r, t0, begins, row_lse, c2, OLD: tl.constexpr, NEW: t
 
 @triton.jit
 def window_scores(
-    q, do, o, do_rows, old, new, near, old_for_dq, new_for_dq, near_for_dq, dq,
+    q, do, o, do_rows, q_rows, old, new, near, old_for_dq, new_for_dq, near_for_dq, dq,
     p_old, ds_old, p_new, ds_new, p_near, ds_near,
-    begin, low, high, lse, delta, size, sink, sinks_or_rests, start, call_tokens, scale,
+    begin, low, high, lse, delta, sizes, ratios, sink, sinks_or_rests, start, call_tokens, scale,
     WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr,
     M: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BX: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
     STAGES2: tl.constexpr,
@@ -62,11 +43,10 @@ def window_scores(
     """M rows: P and dS of the window, and of `NEAR` entries if that is not 0.
 
     FULL: these are all keys, so that delta = rowsum(P dP), and dq and each row's share of the sink's gradient (into
-    `sinks_or_rests`) are finished here; `o`, `do_rows`, `delta` and `size` are not used. Otherwise delta =
-    rowsum(o do), kept for the entries with `size` = rowsum(o o), and `sinks_or_rests` gets rowsum(P (dP - delta)) of
-    the window: that o is rounded would show in the gradients of sinks and of some rows of q, so they are mended in the
-    end by the sums over all keys. `do_rows` is the memory that `do` describes; those named `_for_dq` describe the same
-    keys for the last product.
+    `sinks_or_rests`) are finished here; what `rounding` needs is not used. Otherwise delta = rowsum(o do), kept for the
+    entries with `sizes` = rowsum(o o) and `ratios` = rowsum(do do) / rowsum(q q), and `sinks_or_rests` gets
+    rowsum(P (dP - delta)) of the window. `do_rows` and `q_rows` are the memory that `do` and `q` describe; those named
+    `_for_dq` describe the same keys for the last product.
     """
     r0 = tl.program_id(0) * M
     row = start * H + r0
@@ -83,7 +63,7 @@ def window_scores(
         s2 = tl.zeros((M, NEAR), tl.float32)
         d2 = tl.zeros((M, NEAR), tl.float32)
     if not FULL:
-        row_delta, row_size = of_output(o, do_rows, row + m, inside, M, D, BX)
+        row_delta, row_size, row_ratio = of_output(o, do_rows, q_rows, row + m, inside, M, D, BX)
     for c in tl.range(0, D, BD, num_stages=STAGES):
         a = q.load([row, c])
         g = do.load([row, c])
@@ -107,15 +87,21 @@ def window_scores(
     if NEAR:
         p2 = tl.where(sees(n0, low, high, token, inside, NEAR), tl.exp2(s2 * c2 - row_lse[:, None]), 0.0)
     if FULL:
+        share = tl.exp2(tl.load(sink + (r0 + m) % H) * LOG2E - row_lse)
         row_delta = tl.sum(p0 * d0, 1) + tl.sum(p1 * d1, 1)
+        whole = share + tl.sum(p0, 1) + tl.sum(p1, 1)
         if NEAR:
             row_delta += tl.sum(p2 * d2, 1)
-        tl.store(sinks_or_rests + row + m, tl.exp2(tl.load(sink + (r0 + m) % H) * LOG2E - row_lse) * row_delta, inside)
+            whole += tl.sum(p2, 1)
+        # 1, but for the rounding of a large log-sum-exp, by which all of P would be off, and delta no longer its mean.
+        row_delta = tl.where(inside, row_delta / whole, 0.0)
+        tl.store(sinks_or_rests + row + m, share * row_delta, inside)
     d0 = p0 * (d0 - row_delta[:, None])
     d1 = p1 * (d1 - row_delta[:, None])
     if not FULL:
         tl.store(delta + row + m, row_delta, inside)
-        tl.store(size + row + m, row_size, inside)
+        tl.store(sizes + row + m, row_size, inside)
+        tl.store(ratios + row + m, row_ratio, inside)
         tl.store(sinks_or_rests + row + m, tl.sum(d0, 1) + tl.sum(d1, 1), inside)
     b0 = (d0 * scale).to(tl.bfloat16)
     b1 = (d1 * scale).to(tl.bfloat16)
@@ -137,32 +123,15 @@ def window_scores(
 
 
 @triton.jit
-def of_unrounded(acc, o, row, inside, c, rest, size, scale, D: tl.constexpr, BN: tl.constexpr):
-    """dq `[rows, BN]` for the delta of the unrounded o: `acc` less o times `rest` = rowsum(P dP) - rowsum(o do).
-
-    `acc` was made with delta = rowsum(o do) of the o that bfloat16 holds; rowsum(P dP) is delta of the o before it was
-    rounded, and dq is linear in delta with the factor -scale o. Where one key has nearly all the weight, dP - delta
-    vanishes, and the difference is not small beside the row. o is read only if that is so in some row, if
-    |rest scale o| > 2^-9 |acc|: half of the largest rounding to bfloat16. Their squares are compared, and of `size` =
-    |o|^2, which is that of all D columns, these are taken to have BN / D.
-    """
-    rest *= scale
-    if tl.max((rest * rest * size * (BN / D) > NOTICED * tl.sum(acc * acc, 1)).to(tl.int32), 0) != 0:
-        at = o + row.to(tl.int64)[:, None] * D + c + tl.arange(0, BN)[None, :]
-        acc -= rest[:, None] * tl.load(at, inside[:, None], other=0.0).to(tl.float32)
-    return acc
-
-
-@triton.jit
 def window_keys(
-    q, do, p_old, ds_old, p_new, ds_new, p_near, ds_near, window_parts, near_parts, start,
-    H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr,
-    BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    q, do, p_old, ds_old, p_new, ds_new, p_near, ds_near, window_parts, near_parts, excess, flags, start,
+    H: tl.constexpr, D: tl.constexpr, OLD: tl.constexpr, NEW: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
+    BN: tl.constexpr, BH: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block, BN columns: do^T P + q^T dS of its OLD + NEW key rows to `window_parts`, of entries to `near_parts`.
 
     Transposed: the 16 and 32 keys are the columns of the product; as its rows they would be too few for the tensor
-    cores.
+    cores. FULL as in `window_scores`; otherwise the rows that have an `excess` are mended, see `rounding`.
     """
     pid = tl.program_id(0)
     block = pid // (D // BN)
@@ -171,7 +140,9 @@ def window_keys(
     a1 = tl.zeros((BN, NEW), tl.float32)
     if NEAR:
         a2 = tl.zeros((BN, NEAR), tl.float32)
-    for r in tl.range(block * NEW * H, (block + 1) * NEW * H, BH, num_stages=STAGES):
+    first = block * (NEW * H)
+    last = first + NEW * H
+    for r in tl.range(first, last, BH, num_stages=STAGES):
         g = do.load([start * H + r, c]).T
         a = q.load([start * H + r, c]).T
         a0 = tl.dot(g, p_old.load([r, 0]), a0)
@@ -182,6 +153,12 @@ def window_keys(
         a1 = tl.dot(a, ds_new.load([r, 0]), a1)
         if NEAR:
             a2 = tl.dot(a, ds_near.load([r, 0]), a2)
+    if not FULL:  # noqa: SIM102 (compiled, the second is not for all)
+        if flagged(flags, first, last, ROWS, NEW * H // ROWS):
+            for r in tl.range(first, last, BH, num_stages=1):
+                if tl.load(flags + r // ROWS) != 0:
+                    a0 = keys_mended(a0, q, p_old, excess, r, start * H + r, c, 0, BH)
+                    a1 = keys_mended(a1, q, p_new, excess, r, start * H + r, c, 0, BH)
     column = c + tl.arange(0, BN)
     at = window_parts + block.to(tl.int64) * ((OLD + NEW) * D)
     tl.store(at + tl.arange(0, OLD)[:, None] * D + column[None, :], a0.T)

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from undertow.ops.reference.distillation import EPS
 from undertow.ops.segments import Rows, Segments, end_to_end
+from undertow.ops.triton.attention.descriptors import aligned
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.attention.sparse import HEADS
 from undertow.ops.triton.indexer.divergence import COLUMNS, indexer_divergence, indexer_slopes
@@ -151,10 +152,10 @@ def indexer_distillation(
     """`KL(target || softmax of the indexer's scores)` of each query in nats, `[T]` float32; 0 where it sees no entry.
 
     Operands as in the reference, of the types and sizes that `refusal` allows; `q`, `keys` and `weights` get gradients,
-    summed in float32. A selection restricts both sides of the divergence; its numbers are distinct. Where tokens see
+    summed in float32. A selection restricts both sides of the divergence; an entry counts once. Where tokens see
     far more than they select, only what is selected is computed, and the gradient of keys is summed in an order that
     varies, unless torch is told to be deterministic.
     """
-    taught = attention_q.detach().contiguous(), entries.data.detach().contiguous(), lse.detach().contiguous()
+    taught = aligned(attention_q.detach()), aligned(entries.data.detach()), lse.detach().contiguous()
     problem = _Problem(*taught, selected, segments, ratio, scale)
-    return _Distillation.apply(q.contiguous(), keys.data.contiguous(), weights.contiguous(), problem)
+    return _Distillation.apply(aligned(q), aligned(keys.data), weights.contiguous(), problem)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undertow.ops.segments import Segments
 from undertow.ops.triton.attention.geometry import sight
-from undertow.ops.triton.attention.selection import chosen_rows
+from undertow.ops.triton.attention.selection import chosen_rows, row_read
 from undertow.ops.triton.attention.tiles import dividing
 from undertow.ops.triton.attention.window_forward import LOG2E
 from undertow.ops.triton.indexer.runs import Run
@@ -69,7 +69,7 @@ def indexer_of_chosen(
     of_weight = tl.zeros((HEADS,), tl.float32)
     for s in tl.range(0, count, ENTRIES, num_stages=STAGES):
         slot = s + tl.arange(0, ENTRIES)
-        n = tl.load(rows + slot, slot < count, other=0).to(tl.int64)[:, None]
+        n = row_read(tl.load(rows + slot)).to(tl.int64)[:, None]
         g = tl.load(slope + slot, slot < count, other=0.0)[:, None]
         k = tl.load(keys + n * WIDTH + c[None, :])
         dots = tl.dot(k, a.T)

@@ -17,6 +17,9 @@ SCORES = 1 << 25
 
 _LEAST = 64
 """Tokens of the shortest run; the tokens of a run are a multiple of it."""
+_MOST = 1 << 15
+"""Tokens of the longest run: blocks of them, of one token at least, lie along a grid's second axis, which ends at
+65,535."""
 _ALIGNED = 16
 """Columns that divide a run's width: of such a one Triton knows that every row begins at a multiple of 16 bytes."""
 
@@ -45,7 +48,7 @@ def _runs(view: Sight, tokens: int, scores: int) -> tuple[Run, ...]:
     low, high = view.seen
     seen, made, start = high - low, [], 0
     while start < tokens:
-        size = tokens - start
+        size = min(tokens - start, _MOST)
         while True:
             width = -(-max(int(seen[start : start + size].max()), 1) // _ALIGNED) * _ALIGNED
             if size <= _LEAST or size * width <= scores:
@@ -57,8 +60,8 @@ def _runs(view: Sight, tokens: int, scores: int) -> tuple[Run, ...]:
 
 
 def equal_runs(tokens: int, width: int, scores: int) -> tuple[Run, ...]:
-    """Runs of so many tokens in all, each of at most `scores` numbers or one token."""
-    size = max(scores // width, 1)
+    """Runs of so many tokens in all, each of at most `scores` numbers or one token, and none too long for a grid."""
+    size = min(max(scores // max(width, 1), 1), _MOST)
     return tuple(Run(start, min(start + size, tokens), width) for start in range(0, tokens, size))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from undertow.ops.segments import Segments
+from undertow.ops.triton.attention.descriptors import described
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.indexer.runs import Run, together
 from undertow.ops.triton.indexer.tiles import tiles
@@ -80,4 +81,4 @@ def scores_of(
 def matrix(x: Tensor, count: int, columns: int = 0) -> TensorDescriptor:
     """`x [..., c]` as a matrix read by `count` rows of `columns` columns (all by default); rows outside are zero."""
     flat = x.view(-1, x.shape[-1])
-    return TensorDescriptor.from_tensor(flat, [count, columns or flat.shape[1]])
+    return described(flat, count, columns or flat.shape[1])

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from undertow.ops.segments import Rows, Segments, end_to_end
+from undertow.ops.triton.attention.descriptors import aligned
 from undertow.ops.triton.attention.geometry import sight
 from undertow.ops.triton.indexer.gradients import Gradients
-from undertow.ops.triton.indexer.runs import Run, runs
+from undertow.ops.triton.indexer.runs import Run, equal_runs, runs
 from undertow.ops.triton.indexer.scoring import scores_of
 from undertow.ops.triton.indexer.top_k import choose_best
 
@@ -52,7 +53,9 @@ class _Scores(torch.autograd.Function):
         out = torch.full((segments.tokens, longest), -torch.inf, dtype=torch.float32, device=q.device)
         ctx.save_for_backward(q, keys, weights)
         ctx.segments, ctx.ratio = segments, ratio
-        return scores_of(q, keys, weights, segments, ratio, Run(0, segments.tokens, longest), out)
+        for run in equal_runs(segments.tokens, longest, segments.tokens * max(longest, 1)):
+            scores_of(q, keys, weights, segments, ratio, run, out[run.start : run.stop])
+        return out
 
     @staticmethod
     @once_differentiable
@@ -69,7 +72,7 @@ def indexer_scores(
 ) -> Tensor:
     """All scores at once, `[T, N]` float32 with `N` the longest document's entries and `-inf` where not visible: for
     short inputs. Operands as in `indexer_select`; all three get gradients."""
-    return _Scores.apply(q.contiguous(), keys.data.contiguous(), weights.contiguous(), segments, ratio)
+    return _Scores.apply(aligned(q), aligned(keys.data), weights.contiguous(), segments, ratio)
 
 
 @torch.no_grad()
@@ -99,7 +102,7 @@ def _select(
     q: Tensor, keys: Tensor, weights: Tensor, key_scales: Tensor | None, k: int, segments: Segments, ratio: int
 ) -> Tensor:
     out = torch.empty((segments.tokens, k), dtype=torch.int64, device=q.device)
-    q, keys, weights = q.contiguous(), keys.contiguous(), weights.contiguous()
+    q, keys, weights = aligned(q), aligned(keys), weights.contiguous()
     planned, view = runs(segments, ratio), sight(segments, ratio)
     # One allocation serves all runs: what the last one left is never read.
     room = torch.empty(max((r.tokens * r.width for r in planned), default=0), dtype=torch.float32, device=q.device)
