@@ -70,7 +70,8 @@ class Problem:
         self.selected = None if form.keep is None else self._selection(form.keep, generator)
 
     def _selection(self, keep: int, generator: torch.Generator) -> Tensor:
-        """Visible entries drawn at random, `[T, keep]`, and -1 where fewer than `keep` are visible."""
+        """Visible entries drawn at random, `[T, keep]`, ascending as the indexer gives them, then -1 where fewer than
+        `keep` are visible."""
         chosen = torch.full((self.segments.tokens, keep), -1, dtype=torch.int64, device=self.device)
         visible = (self.segments.positions + 1) // self.form.ratio
         for start in range(0, self.segments.tokens, 4096):
@@ -79,7 +80,8 @@ class Problem:
             draw = torch.rand(len(seen), columns, generator=generator, device=self.device)
             draw.masked_fill_(torch.arange(columns, device=self.device) >= seen, -1.0)
             value, entry = draw.topk(min(keep, columns))
-            chosen[start : start + 4096, : entry.shape[1]] = entry.masked_fill_(value < 0, -1)
+            order = entry.masked_fill_(value < 0, columns).sort(1)[0]
+            chosen[start : start + 4096, : entry.shape[1]] = order.masked_fill_(order == columns, -1)
         return chosen
 
     @property

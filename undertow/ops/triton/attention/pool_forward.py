@@ -136,16 +136,20 @@ def dense_probabilities(
             row = pid * M
             m = tl.arange(0, M)
             k = k0 + tl.arange(0, BK)
+            if BITS:
+                # Asked for before the products, to come while those run.
+                words = bits + pid * TOKENS * (columns // 32) + k // 32
+                word = tl.load(words)
+                if TOKENS == 2:
+                    second = tl.load(words + columns // 32, pid * TOKENS + 1 + k * 0 < tokens, other=0)
             s = tl.zeros((M, BK), tl.float32)
             for c in tl.range(0, D, BD, num_stages=STAGES):
                 s = tl.dot(q.load([row, c]), keys.load([column + k0, c]).T, s)
             if BITS:
-                words = bits + pid * TOKENS * (columns // 32) + k // 32
                 if TOKENS <= 2:
-                    on = ((tl.load(words) >> (k % 32)) & 1 != 0)[None, :]
+                    on = ((word >> (k % 32)) & 1 != 0)[None, :]
                     if TOKENS == 2:
-                        word = tl.load(words + columns // 32, pid * TOKENS + 1 + k * 0 < tokens, other=0)
-                        on = tl.where((m < H)[:, None], on, ((word >> (k % 32)) & 1 != 0)[None, :])
+                        on = tl.where((m < H)[:, None], on, ((second >> (k % 32)) & 1 != 0)[None, :])
                 else:
                     i = tl.arange(0, TOKENS)[:, None]
                     word = tl.load(words[None, :] + i * (columns // 32), pid * TOKENS + i < tokens, other=0)

@@ -16,14 +16,13 @@ Chosen = Tensor | tuple[Tensor, Tensor] | None
 
 
 @triton.jit
-def _chosen(selected, low, high, token, K: tl.constexpr, PADDED: tl.constexpr):
-    """Flat rows int32 `[PADDED]` that a token selected, and which are visible; PADDED is a power of two, K or more."""
-    slot = tl.arange(0, PADDED)
-    number = tl.load(selected + token.to(tl.int64) * K + slot, slot < K, other=-1)
+def _chosen(selected, low, high, token, slot, K: tl.constexpr):
+    """Flat rows int32 that a token selected in these slots, -1 where none or one that it does not see."""
+    number = tl.load(selected + token.to(tl.int64) * K + slot, (slot >= 0) & (slot < K), other=-1)
     first = tl.load(low + token)
     # Compared before it is cut to int32.
     on = (number >= 0) & (number < tl.load(high + token) - first)
-    return first + number.to(tl.int32), on
+    return tl.where(on, first + number.to(tl.int32), -1)
 
 
 @triton.jit
@@ -33,14 +32,18 @@ def pack_bits(
 ):  # fmt: skip
     """The bits of one token of the slab, cleared and then set one by one; pointers begin at the slab."""
     token = tl.program_id(0)
-    row, on = _chosen(selected, low, high, token, K, PADDED)
+    row = _chosen(selected, low, high, token, tl.arange(0, PADDED), K)
     own = bits + token.to(tl.int64) * (columns // 32)
     word = tl.arange(0, WORDS)
     tl.store(own + word, tl.zeros((WORDS,), tl.int32), word < columns // 32)
     tl.debug_barrier()
     at = row - column
     bit = tl.full((PADDED,), 1, tl.int32) << (at % 32)
-    tl.atomic_or(own + at // 32, bit, on & (at >= 0) & (at < columns), sem="relaxed")
+    tl.atomic_or(own + at // 32, bit, (row >= 0) & (at >= 0) & (at < columns), sem="relaxed")
+
+
+PART = tl.constexpr(8)
+"""Rows that are looked for among all at a time."""
 
 
 @triton.jit
@@ -50,16 +53,18 @@ def pack_rows(
 ):  # fmt: skip
     """One token: chosen rows to the front in their order, each once, the first one inverted (~) to the other slots."""
     token = tl.program_id(0).to(tl.int64)
-    row, on = _chosen(selected, low, high, token, K, PADDED)
     slot = tl.arange(0, PADDED)
-    own = selected + token * K
-    # Where every visible number follows a lesser one, as the indexer gives them, none is there twice.
-    number = tl.load(own + slot, slot < K, other=-1)
-    before = tl.load(own + slot - 1, (slot > 0) & (slot < K), other=-1)
-    loose = on & (slot > 0) & ((before < 0) | (before >= number))
+    row = _chosen(selected, low, high, token, slot, K)
+    on = row >= 0
+    # Where every visible row follows a lesser one, as the indexer gives them, none is there twice.
+    before = _chosen(selected, low, high, token, slot - 1, K)
+    loose = on & (slot > 0) & ((before < 0) | (before >= row))
     if tl.max(loose.to(tl.int32), 0) > 0:
-        for k in range(0, K):
-            on = on & ((number != tl.load(own + k)) | (slot <= k))
+        for k in range(0, K, PART):
+            j = k + tl.arange(0, PART)
+            earlier = _chosen(selected, low, high, token, j, K)
+            again = (row[:, None] == earlier[None, :]) & (slot[:, None] > j[None, :])
+            on = on & (tl.max(again.to(tl.int32), 1) == 0)
     upto = tl.cumsum(on.to(tl.int32), 0)
     count = tl.sum(on.to(tl.int32), 0)
     place = tl.where(on, upto - 1, count + slot - upto)

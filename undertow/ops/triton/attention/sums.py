@@ -63,7 +63,7 @@ def sum_pool(
     r = tl.program_id(0) % (BK // BR) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BR, BN), tl.float32)
-    for i in tl.range(tl.load(offsets + tile), tl.load(offsets + tile + 1)):
+    for i in tl.range(tl.load(offsets + tile), tl.load(offsets + tile + 1), num_stages=4):
         at = parts + tl.load(order + i).to(tl.int64) * (BK * D)
         acc += tl.load(at + r[:, None] * D + c[None, :])
     row = column + tile * BK + r
