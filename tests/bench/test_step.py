@@ -70,7 +70,8 @@ def test_settings_of_other_tokens_are_compared_per_token_and_without_curves():
 
 def test_calls_are_counted_by_the_backend_that_took_them(monkeypatch):
     monkeypatch.setattr(registry, "machine", lambda device: registry.Machine("cuda", "sm_90"))
-    result = bench_step("v4-debug", ["device=cpu", "numerics.dtype=float32"], [], 1, 0, None, {})
+    words = ["device=cpu", "numerics.dtype=float32", "optimizations.fusion=off", "optimizations.grouped_gemm=off"]
+    result = bench_step("v4-debug", words, [], 1, 0, None, {})
     (found,) = result["settings"]
     assert "sparse_attention, csa_attention by triton (bfloat16; " in found["operators"]
     kinds = resolve_step("v4-debug", [], 1, False, {}).config.model

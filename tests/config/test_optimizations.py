@@ -3,10 +3,12 @@
 import pytest
 
 from undertow.config.errors import ConfigError
-from undertow.config.optimizations import FAMILIES, refuse_unbuilt, resolve, unbuilt
+from undertow.config.optimizations import FAMILIES, FUSED, refuse_unbuilt, resolve, unbuilt
 from undertow.config.resolve import resolve as resolve_run
 from undertow.config.schema import OptimizationsConfig, RunConfig
 from undertow.config.tracking import Tracked
+from undertow.ops import OPS
+from undertow.ops.registry import TRITON
 
 BOTH = ("attention.backend", "attention.csa_backend")
 
@@ -22,7 +24,8 @@ def test_every_key_that_a_family_sets_exists():
             section = RunConfig.model_fields
             for key in resolve({name: position}):
                 group, field = key.split(".")
-                assert field in section[group].annotation.model_fields  # type: ignore[union-attr]
+                known = OPS if group == "ops" else section[group].annotation.model_fields  # type: ignore[union-attr]
+                assert field in known
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,11 @@ def test_all_switch_vectors_resolve():
 def test_defaults_set_nothing_and_say_what_the_keys_say():
     resolved = resolve_run(None, ["model=v4-debug"], {})
     switches = resolved.config.optimizations.model_dump()
-    assert {name for name, value in switches.items() if value == "on"} == {"attention"}
+    assert {name for name, value in switches.items() if value == "on"} == {"attention", "fusion", "grouped_gemm"}
     said = resolve({name: value for name, value in switches.items() if FAMILIES[name].built})
-    assert said == {**dict.fromkeys(BOTH, "auto"), "recompute.layers": "none"}
+    autos = (*BOTH, *(f"ops.{op}" for op in (*FUSED, "grouped_linear")))
+    assert said == {**dict.fromkeys(autos, "auto"), "recompute.layers": "none"}
+    assert resolved.config.ops == {} and set(FUSED) <= set(TRITON)
     assert (resolved.config.attention.backend, resolved.config.attention.csa_backend) == ("auto", "auto")
     assert resolved.config.recompute.layers == "none"
     assert resolved.sources["attention.backend"] == "default"

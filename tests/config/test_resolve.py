@@ -245,7 +245,7 @@ def test_refusals_of_values_from_outside_the_file(refusal):
 
 
 def test_unread_keys_are_refused_with_their_sources(write):
-    path = write("a.yaml", "model: v4-tiny\ntrain:\n  steps: 3\n  beta1: 0.8\nops: {linear: auto}\n")
+    path = write("a.yaml", "model: v4-tiny\ntrain:\n  steps: 3\n  beta1: 0.8\nops: {linear: reference}\n")
     resolved = resolve(path, ["train.beta2=0.8"], {})
     run = resolved.tracked
     assert (run.train.steps, run.model.hidden_size, resolved.config.train.beta1) == (3, 128, 0.8)
@@ -255,7 +255,7 @@ def test_unread_keys_are_refused_with_their_sources(write):
         "nothing in this run reads train.beta1 (a.yaml:4), train.beta2 (command line), ops.linear (a.yaml:5); "
         "remove what has no effect here"
     )
-    assert (run.train.beta1, run.train.beta2, run.ops) == (0.8, 0.8, {"linear": "auto"})
+    assert (run.train.beta1, run.train.beta2, run.ops) == (0.8, 0.8, {"linear": "reference"})
     resolved.refuse_unread()
 
 

@@ -36,7 +36,7 @@ def watched(model: Transformer, **indexing: bool) -> tuple[Trunk, dict[int, Tens
     inputs, choices = {}, {}
     for layer in CSA:
         block = model.layers[layer]
-        block.attn_norm.register_forward_hook(lambda _, __, x, layer=layer: inputs.update({layer: x.detach()}))
+        block.attn.register_forward_pre_hook(lambda _, given, layer=layer: inputs.update({layer: given[0].detach()}))
         block.attn.indexer.register_forward_hook(lambda _, __, made, layer=layer: choices.update({layer: made}))
     return run(model, **indexing), inputs, choices
 

@@ -14,10 +14,11 @@ from tests.model.oracle import native_name
 from undertow.config.model import RopeScaling
 from undertow.model import rotary
 from undertow.model.block import Block, Layer
-from undertow.model.hyper import HyperConnection, project
+from undertow.model.hyper import HyperConnection
 from undertow.model.moe import SharedExpert
 from undertow.model.router import Router
 from undertow.model.transformer import Transformer
+from undertow.ops.reference.hyper import project
 from undertow.ops.reference.norm import rms_norm
 from undertow.ops.registry import REFERENCE
 
@@ -72,7 +73,7 @@ def post_not_doubled(patch):
 
 
 def sinkhorn_stopped_after_one_step(patch):
-    operator(patch, "hyper_coefficients", lambda op, a, s, b, iterations, eps: op(a, s, b, 1, eps))
+    operator(patch, "hyper_in", lambda op, *given, **keywords: op(*given[:6], 1, *given[7:], **keywords))
 
 
 def overlaps(slots: Tensor) -> bool:
@@ -138,7 +139,7 @@ def norm_before_collapse(patch):
 
     def collapse(self, streams):
         config = self.config
-        logits = project(streams, self.fn, config.rms_norm_eps, self.ops)
+        logits = project(streams, self.fn, config.rms_norm_eps, self.ops.linear)
         pre, post, mix = self.ops.hyper_coefficients(
             logits, self.scale, self.base, config.hc_sinkhorn_iters, config.hc_eps
         )
@@ -167,12 +168,13 @@ def no_inverse_rotation(patch):
 def half_split_rotation(patch):
     """Channel `i` is paired with `i + R` instead of its neighbour."""
 
-    def change(op, x, cos, sin, inverse=False):
+    def change(op, x, cos, *rest, **named):
         order = torch.arange(2 * cos.shape[-1]).view(2, -1).t().flatten() + x.shape[-1] - 2 * cos.shape[-1]
         order = torch.cat([torch.arange(int(order.min())), order])
-        return op(x[..., order], cos, sin, inverse=inverse)[..., order.argsort()]
+        return op(x[..., order], cos, *rest, **named)[..., order.argsort()]
 
     operator(patch, "rotary", change)
+    operator(patch, "head_norm_rotary", change)
 
 
 def attention(patch, change):

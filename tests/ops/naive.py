@@ -73,6 +73,17 @@ def hyper_collapse(streams: Tensor, pre: Tensor) -> Tensor:
     return torch.stack([sum(p[j] * x[j] for j in range(len(p))) for x, p in zip(streams, pre, strict=True)])
 
 
+def hyper_in(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, weight: Tensor, eps_norm: float, iterations: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    flat = streams.flatten(1)
+    logits = flat / torch.sqrt(flat.square().mean(1, keepdim=True) + eps_norm) @ fn.T
+    pre, post, mix = hyper_coefficients(logits, scale, base, streams.shape[1], iterations, eps)
+    y = hyper_collapse(streams, pre)
+    return y / torch.sqrt(y.square().mean(1, keepdim=True) + eps_norm) * weight, post, mix, streams
+
+
 def hyper_expand(y: Tensor, post: Tensor, mix: Tensor, streams: Tensor) -> Tensor:
     tokens, n = post.shape
     rows = []

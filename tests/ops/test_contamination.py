@@ -130,6 +130,6 @@ def test_compressor_windows(document, poison, invariant):
 def test_rows(name, poison):
     """Operators without documents: every third row is poisoned. Indices and rotary tables are given, not poisoned."""
     run, operands = ROW_OPS[name](Draw(name), 24, torch.float32)
-    count = 1 if name == "rotary" else sum(x.is_floating_point() for x in operands)
+    count = 1 if "rotary" in name else sum(x.is_floating_point() for x in operands)
     bad = torch.arange(ROWS) % 3 == 0
     compare(lambda *x: run(*x, *operands[count:]), operands[:count], [bad] * count, bad, poison)

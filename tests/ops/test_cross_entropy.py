@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, gradients, island, relative
 from undertow.ops.reference import cross_entropy
-from undertow.ops.reference.cross_entropy import IGNORE, linear_cross_entropy
+from undertow.ops.reference.cross_entropy import IGNORE, linear_cross_entropy, linear_cross_entropy_mean
 
 MODES = pytest.mark.parametrize("invariant", [False, True])
 
@@ -138,3 +138,15 @@ def test_gradcheck(invariant):
 def test_labels_outside_the_vocabulary_are_refused(invariant):
     with pytest.raises((RuntimeError, IndexError)):
         linear_cross_entropy(torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 4]), invariant=invariant)
+
+
+@MODES
+@pytest.mark.parametrize("upstream", [1.0, 0.3])
+def test_the_mean_is_the_sum_of_losses_over_a_count(upstream, invariant):
+    hidden, weight, labels = operands(40, 5, 11, torch.float64)
+    leaves = [x.requires_grad_() for x in (hidden, weight)]
+    losses, same = linear_cross_entropy(*leaves, labels, 0.1, invariant=invariant)
+    mean, normaliser = linear_cross_entropy_mean(*leaves, labels, 50, 0.1, upstream, invariant=invariant)
+    assert torch.equal(mean, losses.sum() / 50) and torch.equal(normaliser, same) and not normaliser.requires_grad
+    for g, w in zip(gradients(3.0 * mean, leaves), gradients(losses.sum() / 50 * 3.0, leaves), strict=True):
+        assert torch.equal(g, w)

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, gradients, island, relative
-from undertow.ops.reference.experts import dispatch_order, grouped_linear, permute, swiglu, unpermute
+from undertow.ops.reference.experts import (
+    dispatch_order,
+    grouped_linear,
+    permute,
+    permute_weights,
+    swiglu,
+    tally,
+    unpermute,
+)
 
 LIMIT = 10.0
 COUNTS = [(1,), (0, 5, 0), (0, 0), (33, 1, 0, 40), (32, 64, 7)]
@@ -22,7 +30,7 @@ def test_dispatch_order(tokens, k, experts, seed):
     flat = indices.flatten().tolist()
     assert order.choice.tolist() == sorted(range(len(flat)), key=lambda i: (flat[i], i))
     assert order.choice[order.slot].tolist() == list(range(len(flat)))
-    assert order.counts == tuple(flat.count(e) for e in range(experts))
+    assert order.counts.tolist() == [flat.count(e) for e in range(experts)]
     assert order.k == k
 
 
@@ -43,19 +51,26 @@ def test_permute_and_unpermute(tokens, k, dtype):
     check(lambda r: unpermute(r, order), summed, [rows])
     assert unpermute(rows, order).dtype == island(dtype)
     assert permute(x, order).dtype == dtype
+    weights = draw.normal(tokens, k, dtype=dtype)
+    check(lambda w: permute_weights(w, order), lambda w: torch.stack([w.view(-1)[c] for _, c in slots]), [weights])
+
+
+def test_tally():
+    assert tally(torch.tensor([3, 0, 3]), 5).tolist() == [1, 0, 0, 2, 0]
+    assert tally(torch.zeros(0, dtype=torch.int64), 2).tolist() == [0, 0]
 
 
 def test_permuted_rows_come_back_in_place():
     indices = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1]])
     x = Draw("back").normal(4, 3)
     order = dispatch_order(indices, 4)
-    assert order.counts == (2, 3, 3, 0)
+    assert order.counts.tolist() == [2, 3, 3, 0]
     assert torch.equal(unpermute(permute(x, order), order), 2 * x)
 
 
 def test_no_tokens():
     order = dispatch_order(torch.zeros(0, 2, dtype=torch.int64), 3)
-    assert order.counts == (0, 0, 0)
+    assert order.counts.tolist() == [0, 0, 0]
     x = torch.zeros(0, 4, requires_grad=True)
     out = unpermute(permute(x, order), order)
     assert out.shape == gradients(out, [x])[0].shape == (0, 4)
@@ -68,7 +83,7 @@ def test_grouped_linear(counts, dtype, invariant):
     draw = Draw(counts)
     operands = [draw.normal(sum(counts), 10, dtype=dtype), draw.normal(len(counts), 7, 10, dtype=dtype)]
     check(
-        lambda x, w: grouped_linear(x, w, counts, invariant=invariant),
+        lambda x, w: grouped_linear(x, w, torch.tensor(counts), invariant=invariant),
         lambda x, w: naive.grouped_linear(x, w, counts),
         operands,
     )
@@ -76,7 +91,7 @@ def test_grouped_linear(counts, dtype, invariant):
 
 def test_experts_without_rows_have_zero_gradient():
     x, weight = Draw("zero").normal(3, 4).requires_grad_(), torch.ones(3, 2, 4, requires_grad=True)
-    _, grad = gradients(grouped_linear(x, weight, (0, 3, 0)), [x, weight])
+    _, grad = gradients(grouped_linear(x, weight, torch.tensor([0, 3, 0])), [x, weight])
     assert (grad[0] == 0).all()
     assert (grad[2] == 0).all()
     assert (grad[1] != 0).any()
@@ -84,7 +99,7 @@ def test_experts_without_rows_have_zero_gradient():
 
 def test_rows_without_an_expert_are_refused():
     with pytest.raises(RuntimeError):
-        grouped_linear(torch.ones(5, 4), torch.ones(2, 3, 4), (2, 2))
+        grouped_linear(torch.ones(5, 4), torch.ones(2, 3, 4), torch.tensor([2, 2]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,6 +111,17 @@ def test_swiglu(rows, width, weighted, dtype):
     if weighted:
         inputs.append(draw.normal(rows, dtype=island(dtype)))
     check(lambda *x: swiglu(x[0], x[1], LIMIT, *x[2:]), lambda *x: naive.swiglu(x[0], x[1], LIMIT, *x[2:]), inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_swiglu_of_both_halves_side_by_side_has_the_same_bits(weighted, dtype):
+    draw = Draw("halves")
+    both = draw.normal(6, 60, dtype=dtype, scale=8.0).requires_grad_()
+    weight = [draw.normal(6, dtype=island(dtype)).requires_grad_()] if weighted else []
+    apart, joined = swiglu(*both.chunk(2, -1), LIMIT, *weight), swiglu(both, None, LIMIT, *weight)
+    assert torch.equal(apart, joined)
+    assert all(map(torch.equal, gradients(apart, [both, *weight]), gradients(joined, [both, *weight])))
 
 
 def test_swiglu_clamps_the_gate_above_and_the_up_on_both_sides():

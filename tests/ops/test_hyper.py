@@ -7,7 +7,7 @@ import torch
 
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, gradients, island, relative
-from undertow.ops.reference.hyper import hyper_coefficients, hyper_collapse, hyper_expand, sinkhorn
+from undertow.ops.reference.hyper import hyper_coefficients, hyper_collapse, hyper_expand, hyper_in, sinkhorn
 
 EPS = 1e-6
 
@@ -137,6 +137,23 @@ def test_collapse_and_expand(tokens, n, d, dtype):
     mix = draw.normal(tokens, n, n, dtype=island(dtype))
     check(hyper_collapse, naive.hyper_collapse, [streams, pre])
     check(hyper_expand, naive.hyper_expand, [y, post, mix, streams])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_what_a_sub_layer_reads(n, dtype):
+    draw, rows, d = Draw("in", n, dtype), (2 + n) * n, 20
+    operands = [draw.normal(6, n, d, dtype=dtype), draw.normal(rows, n * d, dtype=island(dtype), scale=0.1)]
+    operands += [draw.normal(size, dtype=island(dtype)) for size in (3, rows)] + [draw.normal(d, dtype=dtype)]
+    tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}[dtype]
+    check(lambda *x: hyper_in(*x, 1e-6, 20, EPS), lambda *x: naive.hyper_in(*x, 1e-6, 20, EPS), operands, tolerance)
+
+
+def test_streams_that_are_read_come_back():
+    draw = Draw("back")
+    streams = draw.normal(3, 2, 5)
+    found = hyper_in(streams, draw.normal(8, 10), torch.ones(3), torch.zeros(8), torch.ones(5), 1e-6, 2, EPS)
+    assert found[3] is streams
 
 
 def test_expand_sums_over_the_first_stream_axis():

@@ -42,12 +42,13 @@ def _block_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 def _grouped_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     weight = draw.normal(EXPERTS, 9, width, dtype=dtype)
 
-    def run(x: Tensor, indices: Tensor) -> Tensor:
+    def run(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         order = OPS_INVARIANT.dispatch_order(indices, EXPERTS)
         rows = OPS_INVARIANT.grouped_linear(OPS_INVARIANT.permute(x, order), weight, order.counts)
-        return OPS_INVARIANT.unpermute(rows, order)
+        return OPS_INVARIANT.unpermute(rows * OPS_INVARIANT.permute_weights(weights, order)[:, None], order)
 
-    return RowOp(run, [draw.normal(ROWS, width, dtype=dtype), draw.integers(EXPERTS, ROWS, 2)])
+    operands = [draw.normal(ROWS, width, dtype=dtype), draw.integers(EXPERTS, ROWS, 2), draw.normal(ROWS, 2)]
+    return RowOp(run, operands)
 
 
 def _linear_cross_entropy(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
@@ -76,6 +77,11 @@ def _rotary(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     return RowOp(OPS_INVARIANT.rotary, [draw.normal(ROWS, 2, width, dtype=dtype), torch.cos(angles), torch.sin(angles)])
 
 
+def _head_norm_rotary(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    operands = _rotary(draw, width, dtype).operands
+    return RowOp(lambda q, cos, sin: OPS_INVARIANT.head_norm_rotary(q, cos, sin, 1e-6), operands)
+
+
 def _sinkhorn(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     return RowOp(lambda x: OPS_INVARIANT.sinkhorn(x, 20, 1e-6), [draw.normal(ROWS, 4, 4, scale=width**0.5)])
 
@@ -88,6 +94,15 @@ def _hyper_coefficients(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 
 def _hyper_collapse(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     return RowOp(OPS_INVARIANT.hyper_collapse, [draw.normal(ROWS, 4, width, dtype=dtype), draw.normal(ROWS, 4)])
+
+
+def _hyper_in(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    fn, scale, base, weight = draw.normal(24, 4 * width), draw.normal(3), draw.normal(24), draw.normal(width)
+    weight = weight.to(dtype)
+    return RowOp(
+        lambda x: OPS_INVARIANT.hyper_in(x, fn, scale, base, weight, 1e-6, 20, 1e-6),
+        [draw.normal(ROWS, 4, width, dtype=dtype)],
+    )
 
 
 def _hyper_expand(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
@@ -108,15 +123,17 @@ def _swiglu(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 ROW_OPS: dict[str, Callable[[Draw, int, torch.dtype], RowOp]] = {
     "linear": _linear,
     "block_linear": _block_linear,
-    "grouped_linear, permute, unpermute, dispatch_order": _grouped_linear,
+    "grouped_linear, permute, permute_weights, unpermute, dispatch_order": _grouped_linear,
     "linear_cross_entropy": _linear_cross_entropy,
     "compress_pool": _compress_pool,
     "rms_norm": _rms_norm,
     "rms_norm of heads": _rms_norm_of_heads,
     "rotary": _rotary,
+    "head_norm_rotary": _head_norm_rotary,
     "sinkhorn": _sinkhorn,
     "hyper_coefficients": _hyper_coefficients,
     "hyper_collapse": _hyper_collapse,
+    "hyper_in": _hyper_in,
     "hyper_expand": _hyper_expand,
     "route": _route,
     "swiglu": _swiglu,
@@ -136,6 +153,7 @@ def test_every_operator_is_covered():
     covered = {name for names in ROW_OPS for name in names.replace(" of heads", "").split(", ")}
     elsewhere = {"indexer_scores", "indexer_select", "sparse_attention", "indexer_distillation", "indexer_recall"}
     elsewhere.add("csa_attention")  # the same function as sparse attention
+    elsewhere.add("linear_cross_entropy_mean")  # of the losses of rows
     assert covered | elsewhere == set(OPS)
     assert covered >= FIXED_ORDER - elsewhere
 

@@ -85,11 +85,11 @@ def test_the_reference_can_be_asked_for():
 
 
 def test_a_backend_that_refuses_is_an_error_with_its_reason():
-    for call in (lambda: Ops({"swiglu": "triton"}), lambda: choose("swiglu", CPU, "triton")):
+    for call in (lambda: Ops({"linear": "triton"}), lambda: choose("linear", CPU, "triton")):
         with pytest.raises(InputError) as error:
             call()
         assert str(error.value) == (
-            "ops.swiglu: backend 'triton' cannot serve here: no triton kernel for swiglu in this version; "
+            "ops.linear: backend 'triton' cannot serve here: no triton kernel for linear in this version; "
             "choose 'auto' or another"
         )
 

@@ -9,11 +9,16 @@ from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
 from undertow.config.presets import PRESETS
 from undertow.ops import OPS
-from undertow.ops.registry import TRITON, Machine, choose, recipe_key, summary, taker
+from undertow.ops.registry import FIXED_ORDER, TRITON, Machine, choose, recipe_key, summary, taker
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
 
 CHIPS = ("gfx942", "gfx950", "sm_90")
-KERNELS = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
+OF_SEQUENCES = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
+KERNELS = {
+    *OF_SEQUENCES,
+    *("rms_norm", "rotary", "head_norm_rotary", "compress_pool", "route", "dispatch_order", "permute", "unpermute"),
+    *("permute_weights", "grouped_linear", "swiglu", "linear_cross_entropy", "linear_cross_entropy_mean"),
+}
 MACHINES = {
     "a CPU": (Machine("cpu"), "triton kernels run on a GPU"),
     "a GPU without Triton": (Machine("cuda", "gfx950", triton=False), "triton is not installed"),
@@ -41,7 +46,7 @@ def test_machines(name):
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_fixed_order_is_kept_by_the_reference(chip):
-    for op in OPS:
+    for op in FIXED_ORDER:
         choice = choose(op, Machine("cuda", chip), invariant=True)
         assert choice.chosen == "reference", op
         if op in KERNELS:
@@ -55,7 +60,7 @@ def test_what_a_choice_says():
     assert str(choose("indexer_select", machine)) == f"triton ({serves}; reference otherwise)"
     assert str(choose("indexer_select", machine, "triton")) == f"triton ({serves}; an error otherwise)"
     assert str(choose("linear", machine)) == "reference"
-    choices = [choose(op, machine) for op in ("linear", "indexer_select", "indexer_scores", "rotary")]
+    choices = [choose(op, machine) for op in ("linear", "indexer_select", "indexer_scores", "block_linear")]
     assert summary(choices) == (
         f"indexer_select, indexer_scores by triton ({serves}; reference otherwise); the others by reference"
     )
@@ -156,11 +161,11 @@ def test_presets(preset):
         "index_heads": config.index_n_heads, "index_width": config.index_head_dim,
     }  # fmt: skip
     served = set()
-    for op in KERNELS:
+    for op in OF_SEQUENCES:
         args, kwargs = call(op, **sizes)
         served |= {op} if taker(choose(op, Machine("cuda", "sm_90")), *args, **kwargs)[0] == "triton" else set()
     few = preset in ("v4-tiny", "v4-debug")
-    assert served == ({"indexer_scores", "indexer_select"} if few else KERNELS)
+    assert served == ({"indexer_scores", "indexer_select"} if few else OF_SEQUENCES)
 
 
 def test_keys_of_recipes():
@@ -178,9 +183,59 @@ class Pages:
         return index, index >= 0
 
 
-@pytest.mark.parametrize("op", sorted(KERNELS))
+@pytest.mark.parametrize("op", sorted(OF_SEQUENCES))
 def test_rows_that_are_found_in_another_way_are_not_taken(op):
     args, kwargs = call(op)
     for place in (i for i, value in enumerate(args) if isinstance(value, Rows)):
         paged = [Pages(value) if i == place else value for i, value in enumerate(args)]
         assert taker(choose(op, Machine("cuda", "sm_90")), *paged, **kwargs) == ("reference", POOL)
+
+
+def empty(*shape, of=torch.bfloat16):
+    return torch.empty(shape, dtype=of, device="meta")
+
+
+FLOAT, LONG = torch.float32, torch.int64
+ROWS = {
+    "rms_norm": ((empty(40, 64), empty(64), 1e-6), (empty(40, 64, of=torch.float16), empty(64), 1e-6), "float16"),
+    "rotary": (
+        *((empty(40, 8, 64), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT)),),
+        *((empty(40, 8, 64), empty(40, 16), empty(40, 16)), "tables in float32, not bfloat16"),
+    ),
+    "head_norm_rotary": (
+        *((empty(40, 8, 64), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT), 1e-6),),
+        *((empty(40, 8, 9000), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT), 1e-6), "up to 8,192, not of 9,000"),
+    ),
+    "compress_pool": (
+        (empty(40, 64, of=FLOAT), empty(40, 64, of=FLOAT), empty(8, 64, of=FLOAT), empty(5, 8, of=LONG)),
+        (empty(40, 64), empty(40, 64), empty(8, 64, of=FLOAT), empty(5, 8, of=LONG)),
+        "bfloat16, not float32",
+    ),
+    "route": ((empty(40, 16, of=FLOAT), None, 6, 1.0), (empty(40, 16, of=FLOAT), None, 17, 1.0), "17 choices"),
+    "dispatch_order": ((empty(40, 6, of=LONG), 16), (empty(40, 6, of=LONG), 2000), "2000 experts, more than 1024"),
+    "permute": ((empty(40, 64), None), (empty(40, 64, of=torch.float16), None), "float16"),
+    "unpermute": ((empty(240, 64), None), (empty(240, 64, of=torch.float16), None), "float16"),
+    "permute_weights": ((empty(40, 6, of=FLOAT), None), (empty(40, 6, of=torch.float64), None), "float64"),
+    "grouped_linear": (
+        (empty(40, 64), empty(4, 32, 64), None), (empty(40, 60), empty(4, 32, 60), None), "32 x 60, and a side is not"
+    ),
+    "swiglu": ((empty(40, 64), None, 10.0), (empty(40, 63), None, 10.0), "63 numbers a row are no two halves"),
+    "linear_cross_entropy": (
+        (empty(40, 64), empty(96, 64), empty(40, of=LONG)),
+        *((empty(40, 64, of=FLOAT), empty(96, 64), empty(40, of=LONG)), "float32"),
+    ),
+    "linear_cross_entropy_mean": (
+        (empty(40, 64), empty(96, 64), empty(40, of=LONG), 40),
+        *((empty(40, 64), empty(96, 64), empty(40, of=torch.int32), 40), "labels are int32, not int64"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", sorted(KERNELS - OF_SEQUENCES))
+def test_calls_of_rows(op):
+    """By operator: arguments that are served, others that are not, and what is said of those."""
+    served, refused, reason = ROWS[op]
+    choice = choose(op, Machine("cuda", "sm_90"))
+    assert taker(choice, *served) == ("triton", "")
+    taken, why = taker(choice, *refused)
+    assert taken == "reference" and reason in why

@@ -9,7 +9,7 @@ import torch
 
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, relative
-from undertow.ops.reference.rotary import rotary
+from undertow.ops.reference.rotary import head_norm_rotary, rotary
 
 PAIRS = 3
 
@@ -28,6 +28,15 @@ def test_rotary(shape, dtype, inverse):
     angles, cos, sin = tables(torch.arange(len(x)) * 7, dtype)
     sign = -1 if inverse else 1
     check(lambda x: rotary(x, cos, sin, inverse=inverse), lambda x: naive.rotary(x, sign * angles), [x])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normalised_before_they_are_rotated(dtype):
+    q = Draw("heads").normal(11, 2, 10, dtype=dtype, scale=3.0)
+    angles, cos, sin = tables(torch.arange(11) * 7, dtype)
+    check(
+        lambda q: head_norm_rotary(q, cos, sin, 0.1), lambda q: naive.rotary(naive.rms_norm(q, None, 0.1), angles), [q]
+    )
 
 
 def test_pairs_are_neighbours_not_halves():

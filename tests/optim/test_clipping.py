@@ -25,6 +25,18 @@ def test_small_gradients_stay(model):
     assert model["second"].weight.grad.item() == 4.0
 
 
+def test_gradients_of_zero_and_of_every_type(model):
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+    assert float(clip_gradients(model.parameters(), 1.0)) == 0.0
+    assert all(not parameter.grad.any() for parameter in model.parameters())
+    weights = [nn.Parameter(torch.zeros(300, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 3.0)
+    assert float(clip_gradients(weights, 1.0)) == pytest.approx(3 * 600**0.5)
+    assert [weight.grad.unique().item() for weight in weights] == pytest.approx([600**-0.5] * 2, rel=2**-8)
+
+
 def test_parameters_without_gradient_do_not_count(model):
     model["first"].weight.grad = None
     assert float(clip_gradients(model.parameters(), 10.0)) == 4.0

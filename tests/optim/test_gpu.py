@@ -26,6 +26,19 @@ def test_singular_values_in_bfloat16(shape):
     assert (values - 1).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("shape", [(32, 512, 784), (40, 800, 480)])
+def test_stacks_that_symmetric_products_serve(shape):
+    """As many matrices as keep a GPU busy, of sizes that no tile divides."""
+    pytest.importorskip("triton")
+    from undertow.ops.triton.optimizer.symmetric import refusal
+
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0)).cuda()
+    lying = given if shape[1] <= shape[2] else given.mT
+    assert refusal(lying.bfloat16()) is None
+    values = torch.linalg.svdvals(orthogonalise(given, torch.bfloat16).float())
+    assert (values - 1).abs().max() < 0.05
+
+
 @pytest.mark.parametrize(("algorithm", "profile"), list(itertools.product(("muon", "adamw"), ("fp32", "bf16"))))
 def test_steps_equal_the_cpus(algorithm, profile):
     results = []

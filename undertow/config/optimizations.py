@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,24 @@ class Family:
     off: Mapping[str, Any] = field(default_factory=dict)
 
 
+FUSED = (
+    *("rms_norm", "rotary", "head_norm_rotary", "compress_pool", "route", "dispatch_order", "permute", "unpermute"),
+    *("permute_weights", "swiglu", "linear_cross_entropy", "linear_cross_entropy_mean"),
+)
+"""Operators of the family `fusion`."""
+
+
+def _backends(ops: Iterable[str], backend: str) -> dict[str, str]:
+    return {f"ops.{op}": backend for op in ops}
+
+
 FAMILIES: dict[str, Family] = {
-    "fusion": Family("a GPU with Triton kernels for norms, rotary, hyper-connections, compressors and router"),
+    "fusion": Family(
+        "a GPU with Triton kernels for norms, rotary, compressors, router, permutations, SwiGLU and the loss",
+        built=True,
+        on=_backends(FUSED, "auto"),
+        off=_backends(FUSED, "reference"),
+    ),
     "attention": Family(
         "a GPU with a Triton kernel for its architecture and for the head width in use",
         built=True,
@@ -30,7 +46,12 @@ FAMILIES: dict[str, Family] = {
         off={"attention.backend": "reference", "attention.csa_backend": "reference"},
     ),
     "dispatch": Family("expert parallelism over more than one GPU, and router weights in float32"),
-    "grouped_gemm": Family("a GPU with a grouped matrix product for the expert widths in use"),
+    "grouped_gemm": Family(
+        "a GPU with a grouped matrix product for the expert widths in use",
+        built=True,
+        on=_backends(("grouped_linear",), "auto"),
+        off=_backends(("grouped_linear",), "reference"),
+    ),
     "mega_moe": Family(
         "2 to 8 expert-parallel GPUs of one node that divide the experts, bfloat16 weights and no tensor parallelism; "
         "it replaces dispatch and grouped_gemm"

@@ -27,6 +27,10 @@ def _possible_path(value: str) -> str:
     return value
 
 
+def _named(backends: dict[str, str]) -> dict[str, str]:
+    return {op: backend for op, backend in backends.items() if backend != "auto"}
+
+
 OpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_off)]
 
@@ -50,12 +54,16 @@ class AttentionConfig(Section):
 class OptimizationsConfig(Section):
     """Families of optimisations, each one switch; `undertow.config.optimizations` says what each sets and needs."""
 
-    fusion: Switch = Field("off", description="fused kernels beside attention")
+    fusion: Switch = Field(
+        "on", description="small operators by the best backend; off is the reference, and keys of ops win over both"
+    )
     attention: Switch = Field(
         "on", description="attention by the best backend; off is the reference, and keys of attention win over both"
     )
     dispatch: Switch = Field("off", description="direct expert dispatch between ranks")
-    grouped_gemm: Switch = Field("off", description="one kernel for the products of all experts")
+    grouped_gemm: Switch = Field(
+        "on", description="all experts' products by the best backend; off is the reference, and ops.grouped_linear wins"
+    )
     mega_moe: Switch = Field("off", description="dispatch, expert products and return as one kernel")
     layout: Switch = Field("off", description="tuned distribution of layers over pipeline stages")
     recompute: Switch = Field("off", description="recompute activations of chosen layers in the backward pass")
@@ -73,7 +81,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()  # type: ignore[call-arg]
     numerics: NumericsConfig = NumericsConfig()  # type: ignore[call-arg]
     attention: AttentionConfig = AttentionConfig()  # type: ignore[call-arg]
-    ops: dict[OpName, Backend] = Field(
+    ops: Annotated[dict[OpName, Backend], AfterValidator(_named)] = Field(
         {}, description="backend of single operators by name; those not named are 'auto'"
     )
     optimizations: OptimizationsConfig = OptimizationsConfig()  # type: ignore[call-arg]

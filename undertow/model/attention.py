@@ -77,7 +77,7 @@ class Attention(nn.Module):
         rope = context.rope(compressed=self.kind != "swa")
         latent = self.q_norm(self.wq_a(x))
         q = self.wq_b(latent).view(-1, config.num_attention_heads, config.head_dim)
-        q = ops.rotary(ops.rms_norm(q, None, config.rms_norm_eps), rope.cos, rope.sin)
+        q = ops.head_norm_rotary(q, rope.cos, rope.sin, config.rms_norm_eps)
         kv = ops.rotary(self.kv_norm(self.wkv(x)), rope.cos, rope.sin)
         window = cache.append("window", kv, segments.layout(window_rows(config.sliding_window)))
         entries = self._entries(x, context, cache)

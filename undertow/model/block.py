@@ -53,9 +53,9 @@ class Block(nn.Module):
         recorded: Choices | None = None,
     ) -> Layer:
         """`replay [T, K]` forces a choice of experts, `recorded` all that an earlier run of the same call chose."""
-        x, post, mix = self.hc_attn(streams)
-        y, indexed = self.attn(self.attn_norm(x), context, cache, recorded)
+        x, post, mix, streams = self.hc_attn(streams, self.attn_norm.weight)
+        y, indexed = self.attn(x, context, cache, recorded)
         streams = self.ops.hyper_expand(y, post, mix, streams)
-        x, post, mix = self.hc_ffn(streams)
-        y, routing = self.ffn(self.ffn_norm(x), context.ids, replay if recorded is None else recorded.experts)
+        x, post, mix, streams = self.hc_ffn(streams, self.ffn_norm.weight)
+        y, routing = self.ffn(x, context.ids, replay if recorded is None else recorded.experts)
         return Layer(self.ops.hyper_expand(y, post, mix, streams), routing, indexed)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from undertow.config.model import ModelConfig
 from undertow.model.layers import float32_parameter
 from undertow.ops import Ops
-from undertow.ops.reference.precision import sigmoid, twinned, wide
-
-
-def project(streams: Tensor, fn: Tensor, eps: float, ops: Ops) -> Tensor:
-    """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of
-    fn]`."""
-    flat = wide(streams.flatten(1))
-    mean = twinned(flat.square()).mean(-1, keepdim=True)[: len(flat)]
-    return ops.linear(flat, wide(fn)) * torch.rsqrt(mean + eps)
+from undertow.ops.reference.hyper import project
+from undertow.ops.reference.precision import sigmoid, wide
 
 
 class HyperConnection(nn.Module):
@@ -30,12 +22,14 @@ class HyperConnection(nn.Module):
         self.base = float32_parameter((2 + n) * n)
         self.scale = float32_parameter(3)
 
-    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`streams [T, n, d]` -> the sub-layer's input before its norm `[T, d]`, post `[T, n]`, mix `[T, n, n]`."""
-        config, ops = self.config, self.ops
-        logits = project(streams, self.fn, config.rms_norm_eps, ops)
-        pre, post, mix = ops.hyper_coefficients(logits, self.scale, self.base, config.hc_sinkhorn_iters, config.hc_eps)
-        return ops.hyper_collapse(streams, pre), post, mix
+    def forward(self, streams: Tensor, norm_weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`streams [T, n, d]` -> the sub-layer's input `[T, d]`, normalised with `norm_weight [d]`, post `[T, n]`, mix
+        `[T, n, n]`, and the streams as `hyper_expand` takes them."""
+        config = self.config
+        return self.ops.hyper_in(
+            streams, self.fn, self.scale, self.base, norm_weight,
+            config.rms_norm_eps, config.hc_sinkhorn_iters, config.hc_eps,
+        )  # fmt: skip
 
 
 class HyperHead(nn.Module):
@@ -50,6 +44,6 @@ class HyperHead(nn.Module):
 
     def forward(self, streams: Tensor) -> Tensor:
         """`[T, n, d] -> [T, d]`."""
-        logits = project(streams, self.fn, self.config.rms_norm_eps, self.ops)
+        logits = project(streams, self.fn, self.config.rms_norm_eps, self.ops.linear)
         pre = sigmoid(logits * wide(self.scale) + wide(self.base)) + self.config.hc_eps
         return self.ops.hyper_collapse(streams, pre)

@@ -27,11 +27,11 @@ class Experts(nn.Module):
         self.w13 = nn.Parameter(torch.empty(experts, 2 * inner, d))
         self.w2 = nn.Parameter(torch.empty(experts, d, inner))
 
-    def forward(self, rows: Tensor, weights: Tensor, counts: tuple[int, ...]) -> Tensor:
+    def forward(self, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """`rows [N, d]` in expert order, `weights [N]`, `counts [E]` -> `[N, d]`. Weights enter before `w2`, in
         float32."""
-        gate, up = self.ops.grouped_linear(rows, self.w13, counts).chunk(2, dim=-1)
-        return self.ops.grouped_linear(self.ops.swiglu(gate, up, self.limit, weights), self.w2, counts)
+        both = self.ops.grouped_linear(rows, self.w13, counts)
+        return self.ops.grouped_linear(self.ops.swiglu(both, None, self.limit, weights), self.w2, counts)
 
 
 class SharedExpert(nn.Module):
@@ -52,7 +52,7 @@ def dispatch_locally(x: Tensor, routing: Routing, experts: Experts) -> Tensor:
     """All experts on this device: permute, compute, sum each token's choices in float32."""
     ops = experts.ops
     order = ops.dispatch_order(routing.indices, len(experts.w13))
-    weights = routing.weights.flatten()[order.choice]
+    weights = ops.permute_weights(routing.weights, order)
     return ops.unpermute(experts(ops.permute(x, order), weights, order.counts), order)
 
 

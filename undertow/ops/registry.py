@@ -42,9 +42,11 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "block_linear": linear.block_linear,
     "rms_norm": norm.rms_norm,
     "rotary": rotary.rotary,
+    "head_norm_rotary": rotary.head_norm_rotary,
     "sinkhorn": hyper.sinkhorn,
     "hyper_coefficients": hyper.hyper_coefficients,
     "hyper_collapse": hyper.hyper_collapse,
+    "hyper_in": hyper.hyper_in,
     "hyper_expand": hyper.hyper_expand,
     "compress_pool": compress.compress_pool,
     "indexer_scores": indexer.indexer_scores,
@@ -58,16 +60,19 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "dispatch_order": experts.dispatch_order,
     "permute": experts.permute,
     "unpermute": experts.unpermute,
+    "permute_weights": experts.permute_weights,
     "grouped_linear": experts.grouped_linear,
     "swiglu": experts.swiglu,
     "linear_cross_entropy": cross_entropy.linear_cross_entropy,
+    "linear_cross_entropy_mean": cross_entropy.linear_cross_entropy_mean,
 }
 OPS = tuple(REFERENCE)
 
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
-    ("linear", "block_linear", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
-    "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy") )  # fmt: skip
+    ("linear", "block_linear", "hyper_in", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
+    "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy",
+    "linear_cross_entropy_mean") )  # fmt: skip
 
 
 def recipe_key(op: str) -> str:
@@ -96,7 +101,28 @@ _DISTILLATION = (
     "bfloat16; 16, 32 or 64 index heads of 16, 32, 64 or 128 numbers; 8, 16, 32, 64 or 128 attention heads of a "
     "multiple of 16 numbers; log-sum-exps in float32; no past"
 )
+_ROWS = "bfloat16 or float32; rows of up to 8,192 numbers"
+_TURNED = "bfloat16 or float32, tables in float32; rows of an even number up to 8,192"
+_MOVED = "bfloat16 or float32"
+_LOSS = Kernel("undertow.ops.triton.cross_entropy.linear", "bfloat16; labels in int64")
 TRITON: dict[str, Kernel] = {
+    "rms_norm": Kernel("undertow.ops.triton.norm.rows", _ROWS),
+    "rotary": Kernel("undertow.ops.triton.norm.rotary", _TURNED),
+    "head_norm_rotary": Kernel("undertow.ops.triton.norm.heads", _TURNED),
+    "compress_pool": Kernel(
+        "undertow.ops.triton.compress.pool", "float32; windows of up to 256 slots, begun in this call"
+    ),
+    "route": Kernel("undertow.ops.triton.router.route", "float32; up to 1024 experts and 16 choices"),
+    "dispatch_order": Kernel("undertow.ops.triton.permute.order", "up to 1024 experts; fewer than 2^30 choices"),
+    "permute": Kernel("undertow.ops.triton.permute.permute", _MOVED),
+    "unpermute": Kernel("undertow.ops.triton.permute.unpermute", _MOVED),
+    "permute_weights": Kernel("undertow.ops.triton.permute.weights", _MOVED),
+    "grouped_linear": Kernel(
+        "undertow.ops.triton.grouped.linear", "bfloat16; contiguous weights whose sides are multiples of 16"
+    ),
+    "swiglu": Kernel("undertow.ops.triton.swiglu.gated", "bfloat16, float16 and float32 rows; weights in float32"),
+    "linear_cross_entropy": _LOSS,
+    "linear_cross_entropy_mean": _LOSS,
     "sparse_attention": _ATTENTION,
     "csa_attention": _ATTENTION,
     "indexer_scores": Kernel("undertow.ops.triton.indexer.select", _INDEXER),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim.adamw import adamw
 
 from undertow.ops.reference.precision import wide
+from undertow.optim.kernels import available
 from undertow.optim.master import read_master, write_master
 from undertow.optim.part import Part, batches, gather, scatter, workspace
 
@@ -24,10 +27,27 @@ def adamw_step(
     if not parts[0].state.keys() - set(MOMENTS):  # nothing beside the weights: all in place
         _update(parts, step, lr, betas, epsilon, weight_decay)
         return
+    rule = {"lr": lr, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay}
+    if available(parts[0].weight.device) and _by_kernel(parts, step, rule):
+        return
     for batch in batches([piece for part in parts for piece in _pieces(part)]):
         whole = gather(batch)
         _update([whole], step, lr, betas, epsilon, weight_decay)
         scatter(whole, batch)
+
+
+def _by_kernel(parts: list[Part], step: int, rule: dict[str, Any]) -> bool:
+    """Take the step in a few launches for all parts; False, and nothing done, if the kernel does not serve them."""
+    from undertow.ops.triton.optimizer import adamw as fused
+
+    weights = []
+    for part in parts:
+        (behind,) = part.state.keys() - set(MOMENTS)
+        weights.append(fused.Weights(part.weight, part.grad, *(part.state[key] for key in (*MOMENTS, behind))))
+    if fused.refusal(weights) is not None:
+        return False
+    fused.adamw(weights, step, **rule)
+    return True
 
 
 def _pieces(part: Part) -> list[Part]:

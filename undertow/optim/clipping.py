@@ -7,21 +7,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from undertow.optim.kernels import scale
+
 
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
     """Scale all gradients so that their global norm is at most `largest`; return the norm before, a float32 scalar.
 
-    Without any gradient the norm is 0.
-    Gradients are left alone where the norm is not finite, so that `first_not_finite` can still name the culprit.
+    Nothing waits for a GPU: the norm stays there. Without any gradient it is 0. Gradients are left alone where it is
+    not finite, so that `first_not_finite` can still name the culprit.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    norms = torch._foreach_norm(gradients, 2, torch.float32)  # type: ignore[reportPrivateImportUsage]
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    if bool(torch.isfinite(norm)) and float(norm) > largest:
-        for gradient in gradients:
-            gradient.mul_(largest / norm)
+    # Of a norm of 0 the quotient is infinite.
+    factor = torch.where(norm.isfinite(), (largest / norm).clamp_max(1.0), 1.0)
+    scale(gradients, factor)
     return norm
 
 

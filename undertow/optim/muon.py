@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from undertow.ops.reference.precision import wide
+from undertow.optim.kernels import available
 from undertow.optim.master import read_master, write_master
-from undertow.optim.orthogonal import orthogonalise
+from undertow.optim.orthogonal import SMALLEST_NORM, iterate, orthogonalise
 from undertow.optim.part import Part, batches, gather, scatter, workspace
 
 MOMENTUM = "momentum_buffer"
+IN_PLACE = 4  # workspaces at once, where there is nothing but the iteration's own matrices
 UPDATE_RMS = 0.18  # of a matrix' update before the learning rate: about AdamW's, so that both share one learning rate
 
 
@@ -31,28 +35,76 @@ def muon_step(
     is the iteration's; None takes bfloat16 on a GPU and elsewhere float32, or the weights' own wider type.
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Part]] = defaultdict(list)
-    for part, heights in parts:
-        for piece in _pieces(part, heights):
+    served: list[Part] = []
+    for stack in [stack for part, heights in parts for stack in _stacks(part, heights)]:
+        if _served(stack):
+            served.append(stack)
+            continue
+        rows, width = stack.weight.shape[1:]
+        for piece in _cut(stack if rows <= width else stack.cut(lambda t: t.mT)):
             alike[piece.weight.shape[1:], piece.weight.dtype, piece.weight.device].append(piece)
     for pieces in alike.values():
         for batch in batches(pieces):
             whole = gather(batch)
             _update(whole, lr, momentum, weight_decay, dtype)
             scatter(whole, batch)
+    if served:
+        _update_in_place(served, lr, momentum, weight_decay, dtype)
 
 
-def _pieces(part: Part, heights: tuple[int, ...]) -> list[Part]:
-    """Stacks `[n, a, b]`, `a <= b`, of matrices or their transposes; as many as the workspace holds, at least one."""
+def _stacks(part: Part, heights: tuple[int, ...]) -> list[Part]:
+    """Stacks `[E, height, b]` of matrices that Muon is to treat each by itself."""
     stacked = part.cut(lambda tensor: tensor if tensor.dim() == 3 else tensor[None])
-    experts, _, width = stacked.weight.shape
-    pieces, top = [], 0
+    stacks, top = [], 0
     for height in heights:
-        rows = stacked.cut(lambda t, top=top, height=height: t[:, top : top + height])
-        lying = rows if height <= width else rows.cut(lambda t: t.mT)
-        many = max(1, workspace(part.weight.device) // (height * width))
-        pieces += [lying.cut(lambda t, i=i, many=many: t[i : i + many]) for i in range(0, experts, many)]
+        stacks.append(stacked.cut(lambda t, top=top, height=height: t[:, top : top + height]))
         top += height
-    return pieces
+    return stacks
+
+
+def _cut(stack: Part, times: int = 1) -> list[Part]:
+    """As many matrices each as `times` the workspace holds, at least one."""
+    many = max(1, times * workspace(stack.weight.device) // stack.weight[0].numel())
+    return [stack.cut(lambda t, i=i: t[i : i + many]) for i in range(0, len(stack.weight), many)]
+
+
+def _behind(part: Part) -> Tensor | None:
+    return part.state.get("master", part.state.get("remainder"))
+
+
+def _served(stack: Part) -> bool:
+    """Whether kernels take a stack where it lies."""
+    if not available(stack.weight.device):
+        return False
+    from undertow.ops.triton.optimizer.momentum import refusal
+
+    return refusal(stack.grad, stack.state[MOMENTUM], stack.weight, _behind(stack)) is None
+
+
+def _update_in_place(
+    stacks: list[Part], lr: float, momentum: float, weight_decay: float, dtype: torch.dtype | None
+) -> None:
+    """The update by kernels that read and write gradients, state and weights where they lie."""
+    from undertow.ops.triton.optimizer.momentum import Matrices
+
+    alike: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for stack in stacks:
+        behind = _behind(stack)
+        types = stack.grad.dtype, stack.weight.dtype, behind is not None and behind.dtype
+        alike[stack.weight.shape[1:], *types, stack.weight.device] += _cut(stack, IN_PLACE)
+    for pieces in alike.values():
+        for batch in batches(pieces, IN_PLACE):
+            behind = [held for part in batch if (held := _behind(part)) is not None]
+            matrices = Matrices(
+                [part.grad for part in batch],
+                [part.state[MOMENTUM] for part in batch],
+                [part.weight for part in batch],
+                behind or None,
+            )
+            x = matrices.directions(momentum, dtype or torch.bfloat16, SMALLEST_NORM)
+            rows, width = x.shape[-2:]
+            update = iterate(x) if rows <= width else iterate(x.mT.contiguous()).mT
+            matrices.update(update, 1 - lr * weight_decay, lr * UPDATE_RMS * math.sqrt(max(rows, width)))
 
 
 def _update(part: Part, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype | None) -> None:

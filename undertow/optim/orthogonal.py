@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from undertow.optim.kernels import gram, square
+
 # (a, b, c) of `X <- a X + b (X X^T) X + c (X X^T)^2 X`: eight steps that lift small singular values fast and leave all
 # near one, then two that converge on it.
 SCHEDULE: tuple[tuple[float, float, float], ...] = (*((3.4445, -4.7750, 2.0315),) * 8, *((2.0, -1.5, 0.5),) * 2)
@@ -20,8 +22,12 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    x = (x / norm.clamp_min(SMALLEST_NORM)).to(dtype)
-    for a, b, c in SCHEDULE:
-        gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = iterate((x / norm.clamp_min(SMALLEST_NORM)).to(dtype))
     return x.mT if tall else x
+
+
+def iterate(x: Tensor) -> Tensor:
+    """The iteration on matrices `[N, a, b]`, `a <= b`, whose norms are at most one, in their type."""
+    for a, b, c in SCHEDULE:
+        x = torch.baddbmm(x, square(gram(x), c, b), x, beta=a)
+    return x

@@ -29,11 +29,11 @@ def workspace(device: torch.device) -> int:
     return 1 << (16 if device.type == "cpu" else 24)
 
 
-def batches(parts: list[Part]) -> Iterator[list[Part]]:
-    """Consecutive parts of one device, `workspace` elements together unless a single part is larger."""
+def batches(parts: list[Part], times: int = 1) -> Iterator[list[Part]]:
+    """Consecutive parts of one device, `times` the `workspace` of elements together unless a single part is larger."""
     batch, held = [], 0
     for part in parts:
-        if batch and held + part.weight.numel() > workspace(part.weight.device):
+        if batch and held + part.weight.numel() > times * workspace(part.weight.device):
             yield batch
             batch, held = [], 0
         batch.append(part)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from undertow.model.router import Router, Routing
 from undertow.model.transformer import Transformer
+from undertow.ops.reference.experts import tally
 
 
 def routers(model: Transformer) -> list[Router]:
@@ -25,15 +26,15 @@ def balance_loss(routing: Routing, sequence: Tensor, sequences: int) -> Tensor:
     experts, chosen = routing.scores.shape[-1], routing.indices.shape[-1]
     shares = routing.scores / routing.scores.sum(-1, keepdim=True)
     mass = torch.zeros(sequences, experts, dtype=shares.dtype, device=shares.device).index_add(0, sequence, shares)
-    tokens = torch.bincount(sequence, minlength=sequences).clamp(min=1)[:, None].to(shares.dtype)
+    tokens = tally(sequence, sequences).clamp(min=1)[:, None].to(shares.dtype)
     place = sequence[:, None] * experts + routing.indices
-    load = torch.bincount(place.flatten(), minlength=sequences * experts).view(sequences, experts)
+    load = tally(place.flatten(), sequences * experts).view(sequences, experts)
     return (load.to(shares.dtype) * (experts / chosen) * mass / tokens.square()).sum()
 
 
 def expert_counts(routes: Iterable[Routing]) -> Tensor:
     """How many tokens chose each expert, `[layers, E]` int64."""
-    return torch.stack([r.indices.flatten().bincount(minlength=r.scores.shape[-1]) for r in routes])
+    return torch.stack([tally(r.indices.flatten(), r.scores.shape[-1]) for r in routes])
 
 
 @torch.no_grad()

@@ -125,17 +125,21 @@ class Trainer:
             losses = objective(self.model, part, weights, of, stage.indexing, self._recompute)
             losses.total.backward()
             every.append(losses)
-        norms: list[float] = []
+        norms = []
         # Apart: the indexer's loss is its own, and its size is no reason to shorten the other gradients.
         for group in (False, True):
             members = [p for name, p in self.model.named_parameters() if of_indexer(name) is group]
-            norms.append(float(clip_gradients(members, self.settings.gradient_clip)))
-        told = {name: sum(float(losses.parts[name]) for losses in every) for name in every[0].parts}
+            norms.append(clip_gradients(members, self.settings.gradient_clip))
+        names, totals = list(every[0].parts), [losses.total.detach() for losses in every]
+        # Read all at once: a wait for the GPU.
+        scalars = [*norms, *totals, *(losses.parts[name] for losses in every for name in names)]
+        norm, indexer_norm, *read = torch.stack([scalar.to(self._device) for scalar in scalars]).tolist()
+        loss, read = sum(read[: len(every)]), read[len(every) :]
+        told: dict[str, float] = {name: sum(read[i :: len(names)]) for i, name in enumerate(names)}
         if not of.lm:
             told["lm"] = math.nan
-        loss = sum(float(losses.total.detach()) for losses in every)
         counts = torch.stack([losses.counts for losses in every]).sum(0)
-        return Gradients(loss, told, norms[0], norms[1], counts, of.lm)
+        return Gradients(loss, told, norm, indexer_norm, counts, of.lm)
 
     def _reason(self, number: int, found: Gradients) -> str | None:
         """Why a step is to be skipped, None if it is not; an error where skipping does not help or has gone on."""

@@ -66,15 +66,15 @@ def objective(
     parts: dict[str, Tensor] = {}
     routes, sequences = list(trunk.routes), [batch.sequence] * len(trunk.routes)
     hidden, head = model.collapse(trunk.streams), model.head.weight
-    losses, normaliser = model.ops.linear_cross_entropy(hidden, head, batch.labels, weights.z)
-    total = parts["lm"] = losses.sum() / max(of.lm, 1)
+    mean = model.ops.linear_cross_entropy_mean
+    total, normaliser = mean(hidden, head, batch.labels, max(of.lm, 1), weights.z)
+    parts["lm"] = total
     if weights.z:
         parts["z"] = normaliser.square().sum() / max(of.lm, 1)
         parts["lm"] = total.detach() - weights.z * parts["z"]  # the loss of the operator has it within
     if model.mtp and weights.mtp:
         drafted = model.mtp_hidden(trunk.streams, batch.ids, batch.segments)
-        losses, _ = model.ops.linear_cross_entropy(drafted.hidden, head, batch.mtp_labels)
-        parts["mtp"] = losses.sum() / max(of.mtp, 1)
+        parts["mtp"], _ = mean(drafted.hidden, head, batch.mtp_labels, max(of.mtp, 1), upstream=weights.mtp)
         total = total + weights.mtp * parts["mtp"]
         routes.append(drafted.routing)
         sequences.append(batch.sequence[drafted.rows])

@@ -6,6 +6,7 @@ python -m tests.ops.triton.compile_all --record        writes those of all chips
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).with_name("facts")
 CHIPS = ("gfx942", "gfx950", "sm_90")
+OTHERS = ("norm", "compress", "routing", "grouped", "swiglu", "cross_entropy", "optimizer")
 COMMAND = "python -m tests.ops.triton.compile_all"
 
 Kept = dict[str, dict[str, object]]
@@ -133,22 +135,36 @@ def indexing() -> Iterator[Case]:
     yield "distillation over 512 of 4096", False, lambda: distil(16384, 512)
 
 
+def others() -> Iterator[Case]:
+    """Of the families that keep theirs in a file of their own."""
+    for name in OTHERS:
+        yield from importlib.import_module(f"tests.ops.triton.compiled_{name}").cases()
+
+
 def cases(chip: str) -> list[Case]:
     """All calls that launch kernels on a chip, the few before the others."""
-    return sorted([*quantising(chip), *attention(), *indexing()], key=lambda case: not case[1])
+    return sorted([*quantising(chip), *attention(), *indexing(), *others()], key=lambda case: not case[1])
+
+
+def compile_as(chip: str) -> None:
+    """Make every family of kernels take the tiles of a chip."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("undertow.ops.triton.") and hasattr(module, "architecture"):
+            module.architecture = lambda device: chip
 
 
 def compile_all(chip: str, few: bool) -> Kept:
     """Facts by case and kernel. A kernel counts with the first case that compiles it, and is numbered if that compiles
     several of its name, for other sizes."""
-    from undertow.ops.triton.attention import tiles
     from undertow.ops.triton.compiled import CHIPS, compiling
-    from undertow.ops.triton.indexer import tiles as indexer_tiles
 
-    tiles.architecture = indexer_tiles.architecture = lambda device: chip  # type: ignore[assignment]
+    known = cases(chip)
+    for path in (ROOT / "undertow/ops/triton").glob("*/tiles.py"):
+        importlib.import_module(f"undertow.ops.triton.{path.parent.name}.tiles")
+    compile_as(chip)
     kept: Kept = {}
     with compiling(CHIPS[chip]) as found:
-        for case, always, call in cases(chip):
+        for case, always, call in known:
             if few and not always:
                 break
             found.clear()

@@ -29,6 +29,7 @@ PRODUCTS = {
     *("window_scores", "window_keys", "pool_scores", "pool_queries", "pool_keys", "gather_scores", "gather_queries"),
     *("indexer_score", "indexer_mass", "indexer_measure"),
     *("indexer_of_queries", "indexer_of_keys", "indexer_of_chosen"),
+    *("grouped_product", "grouped_outer", "symmetric_tile"),
 }
 """Kernels whose work is products of matrices."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -42,6 +43,15 @@ def casts(x, out, back, N: tl.constexpr):
     tl.store(back + n, narrow.to(tl.float32))
 
 
+@triton.jit
+def library(x, out, N: tl.constexpr):
+    n = tl.arange(0, N)
+    v = tl.load(x + n)
+    tl.store(out + n, libdevice.exp(v))
+    tl.store(out + N + n, libdevice.expm1(v))
+    tl.store(out + 2 * N + n, libdevice.log1p(v))
+
+
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_product_with_a_bound_of_the_loop_from_an_argument(device, wanted):
     torch.manual_seed(0)
@@ -78,3 +88,13 @@ def test_casts_round_to_nearest_even(device):
     out, back = torch.empty(32, dtype=torch.bfloat16, device=device), torch.empty(32, device=device)
     casts[(1,)](x, out, back, 32)
     assert torch.equal(out, x.bfloat16()) and torch.equal(back, x.bfloat16().float())
+
+
+def test_functions_of_the_library(device):
+    x = torch.cat((torch.logspace(-9, 1, 32), -torch.logspace(-9, -0.1, 32))).to(device)
+    out = torch.empty(3, 64, device=device)
+    library[(1,)](x, out, 64)
+    exact = x.double()
+    torch.testing.assert_close(
+        out.double(), torch.stack((exact.exp(), exact.expm1(), exact.log1p())), rtol=2.5e-7, atol=0.0
+    )

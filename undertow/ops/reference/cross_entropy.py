@@ -67,3 +67,16 @@ def linear_cross_entropy(
     differentiable.
     """
     return _LinearCrossEntropy.apply(hidden, weight, labels, z_loss, invariant)
+
+
+def linear_cross_entropy_mean(
+    hidden: Tensor, weight: Tensor, labels: Tensor, count: int, z_loss: float = 0.0, upstream: float = 1.0, *,
+    invariant: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sum of the losses over `count`, and the log-normaliser of each row `[N]`; see `linear_cross_entropy`.
+
+    `upstream` is the gradient that the mean is expected to get: a kernel may make its own gradients ahead for that.
+    The result does not depend on it.
+    """
+    losses, normaliser = linear_cross_entropy(hidden, weight, labels, z_loss, invariant=invariant)
+    return losses.sum() / count, normaliser

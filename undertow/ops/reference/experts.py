@@ -17,12 +17,12 @@ class Dispatch:
     """Order of a permuted batch of `T` tokens with `k` choices each.
 
     `choice [T k]` is the flat choice (token `choice // k`) in each slot, `slot [T k]` its inverse, `counts [E]` rows
-    per expert on the host.
+    per expert: whole numbers, all on the device of the choices, so that no host waits for them.
     """
 
     choice: Tensor
     slot: Tensor
-    counts: tuple[int, ...]
+    counts: Tensor
     k: int
 
 
@@ -32,7 +32,14 @@ def dispatch_order(indices: Tensor, experts: int) -> Dispatch:
     choice = torch.argsort(flat, stable=True)
     slot = torch.empty_like(choice)
     slot[choice] = torch.arange(len(choice), device=choice.device)
-    return Dispatch(choice, slot, tuple(torch.bincount(flat, minlength=experts).tolist()), indices.shape[1])
+    return Dispatch(choice, slot, tally(flat, experts), indices.shape[1])
+
+
+def tally(numbers: Tensor, kinds: int) -> Tensor:
+    """How often each of `0 .. kinds - 1` stands among `numbers [N]`: `[kinds]` int64. As `bincount`, which makes the
+    host wait for a GPU."""
+    ones = torch.ones_like(numbers, dtype=torch.int64)
+    return torch.zeros(kinds, dtype=torch.int64, device=numbers.device).index_add(0, numbers, ones)
 
 
 def _slot_sum(rows: Tensor, slot: Tensor, k: int) -> Tensor:
@@ -77,6 +84,11 @@ def unpermute(rows: Tensor, order: Dispatch) -> Tensor:
     return _Unpermute.apply(rows, order)
 
 
+def permute_weights(weights: Tensor, order: Dispatch) -> Tensor:
+    """The weight of the choice in each slot: `[T, k]` -> `[T k]`."""
+    return weights.flatten()[order.choice]
+
+
 def _tile_height(rows: int, experts: int) -> int:
     """Rows of one product outside the batch-invariant mode: a power of two near a quarter of an expert's mean share.
 
@@ -88,11 +100,12 @@ def _tile_height(rows: int, experts: int) -> int:
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, counts: tuple[int, ...], invariant: bool) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, counts: Tensor, invariant: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.counts = counts
+        ctx.counts = counts.tolist()
         tile = TILE if invariant else _tile_height(len(x), len(weight))
-        parts = [tiled_product(rows, weight[expert], tile) for expert, rows in enumerate(x.split(counts)) if len(rows)]
+        split = enumerate(x.split(ctx.counts))
+        parts = [tiled_product(rows, weight[expert], tile) for expert, rows in split if len(rows)]
         return torch.cat(parts) if parts else x.new_empty(0, weight.shape[1])
 
     @staticmethod
@@ -108,19 +121,20 @@ class _GroupedLinear(torch.autograd.Function):
         return grad_x, grad_weight, None, None
 
 
-def grouped_linear(x: Tensor, weight: Tensor, counts: tuple[int, ...], *, invariant: bool = False) -> Tensor:
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, invariant: bool = False) -> Tensor:
     """Per-expert product: rows of `x [N, K]`, `counts[e]` of them for expert `e`, times `weight [E, O, K]` -> `[N,
-    O]`."""
+    O]`. `counts [E]` are whole numbers on the device of `x`."""
     return _GroupedLinear.apply(x, weight, counts, invariant)
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate: Tensor, up: Tensor, limit: float, weight: Tensor | None) -> Tensor:
+    def forward(ctx, gate: Tensor, up: Tensor | None, limit: float, weight: Tensor | None) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.limit = limit
-        g = wide(gate).clamp(max=limit)
-        h = g.mul_(sigmoid(g)).mul_(wide(up).clamp(-limit, limit))
+        gates, ups = gate.chunk(2, dim=-1) if up is None else (gate, up)
+        g = wide(gates).clamp(max=limit)
+        h = g.mul_(sigmoid(g)).mul_(wide(ups).clamp(-limit, limit))
         return (h if weight is None else h.mul_(weight[:, None])).to(gate.dtype)
 
     @staticmethod
@@ -128,7 +142,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         gate, up, weight = ctx.saved_tensors
         limit, d = ctx.limit, wide(grad)
-        g, u = wide(gate), wide(up)
+        gates, ups = gate.chunk(2, dim=-1) if up is None else (gate, up)
+        g, u = wide(gates), wide(ups)
         inside_g, inside_u = g <= limit, u.abs() <= limit
         g, u = g.clamp(max=limit), u.clamp(-limit, limit)
         s = sigmoid(g)
@@ -137,14 +152,18 @@ class _SwiGLU(torch.autograd.Function):
         if weight is not None:
             grad_weight = (d * silu * u).sum(-1).to(weight.dtype)
             d = d * weight[:, None]
-        grad_gate = (d * u * (s + silu * (1.0 - s))).mul_(inside_g)
-        return grad_gate.to(gate.dtype), (d * silu).mul_(inside_u).to(up.dtype), None, grad_weight
+        grad_gate = (d * u * (s + silu * (1.0 - s))).mul_(inside_g).to(gate.dtype)
+        grad_up = (d * silu).mul_(inside_u).to(gate.dtype if up is None else up.dtype)
+        if up is None:
+            return torch.cat((grad_gate, grad_up), dim=-1), None, None, grad_weight
+        return grad_gate, grad_up, None, grad_weight
 
 
-def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
+def swiglu(gate: Tensor, up: Tensor | None, limit: float, weight: Tensor | None = None) -> Tensor:
     """Clamped SwiGLU in float32: `silu(min(gate, limit)) * clamp(up, -limit, limit)`, times `weight [N]` per row if
     given.
 
-    `gate`, `up [N, I]` -> `[N, I]` in their type. Gradients are zero outside the bounds (model card 6).
+    `gate`, `up [N, I]` -> `[N, I]` in their type; without `up`, `gate [N, 2 I]` holds both side by side. Gradients are
+    zero outside the bounds (model card 6).
     """
     return _SwiGLU.apply(gate, up, limit, weight)

@@ -1,4 +1,5 @@
-"""Manifold-constrained hyper-connections (model card 5): coefficients, collapse, expand and Sinkhorn-Knopp, in float32.
+"""Manifold-constrained hyper-connections (model card 5): projection, coefficients, collapse, expand and Sinkhorn-Knopp,
+in float32.
 
 The sums over the few streams are written out: torch's reductions over so short an axis depend on how many rows share
 the call, elementwise additions do not.
@@ -6,11 +7,16 @@ the call, elementwise additions do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from undertow.ops.reference.precision import sigmoid, wide
+from undertow.ops.reference.linear import linear
+from undertow.ops.reference.norm import rms_norm
+from undertow.ops.reference.precision import sigmoid, twinned, wide
 
 
 def _axis_sum(m: Tensor, axis: int) -> Tensor:
@@ -85,6 +91,14 @@ def hyper_coefficients(
     return pre, post, sinkhorn(mix, iterations, eps)
 
 
+def project(streams: Tensor, fn: Tensor, eps: float, linear: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of
+    fn]`."""
+    flat = wide(streams.flatten(1))
+    mean = twinned(flat.square()).mean(-1, keepdim=True)[: len(flat)]
+    return linear(flat, wide(fn)) * torch.rsqrt(mean + eps)
+
+
 class _Collapse(torch.autograd.Function):
     @staticmethod
     def forward(ctx, streams: Tensor, pre: Tensor) -> Tensor:
@@ -107,6 +121,21 @@ class _Collapse(torch.autograd.Function):
 def hyper_collapse(streams: Tensor, pre: Tensor) -> Tensor:
     """Weighted sum of the streams: `streams [T, n, d]`, `pre [T, n]` float32 -> `[T, d]` in the type of the streams."""
     return _Collapse.apply(streams, pre)
+
+
+def hyper_in(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm_weight: Tensor, eps_norm: float, iterations: int,
+    eps: float, *, invariant: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What a sub-layer reads of `streams [T, n, d]`: their weights by `fn [(2 + n) n, n d]`, `scale` and `base` as in
+    `hyper_coefficients`, the weighted sum, and its RMSNorm by `norm_weight [d]`.
+
+    Returns x `[T, d]` in the type of the streams, post `[T, n]` and mix `[T, n, n]` float32, and the streams unchanged,
+    for `hyper_expand`: the gradient that it sends to them comes through here.
+    """
+    logits = project(streams, fn, eps_norm, partial(linear, invariant=invariant))
+    pre, post, mix = hyper_coefficients(logits, scale, base, iterations, eps)
+    return rms_norm(hyper_collapse(streams, pre), norm_weight, eps_norm), post, mix, streams
 
 
 class _Expand(torch.autograd.Function):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from undertow.ops.reference.norm import rms_norm
 from undertow.ops.reference.precision import wide
 
 
@@ -39,3 +40,9 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Ten
     The first `D - 2R` dimensions pass unchanged. Model card 2.2 (rotation) and 2.3 (de-rotation of attention outputs).
     """
     return _Rotary.apply(x, cos, -sin if inverse else sin)
+
+
+def head_norm_rotary(q: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """RMSNorm without a weight over the last dimension of `q [T, h, c]`, then `rotary` by tables `cos`, `sin [T, R]`:
+    model card 2.2."""
+    return rotary(rms_norm(q, None, eps), cos, sin)

@@ -2,7 +2,8 @@
 
 The interpreter holds bfloat16 as the 16 bits of each number and lets NumPy multiply and compare those. `repair` widens
 them to float32 for every operation and rounds results and casts to nearest even, not towards zero. It also lets a
-scalar tensor bound a loop, which newer NumPy forbids. Kernels stay as they are.
+scalar tensor bound a loop, which newer NumPy forbids, and has the functions of the mathematical library that kernels
+call, as torch computes them. Kernels stay as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceScanOpInterface, TensorHandle
 
@@ -26,6 +29,7 @@ def repair() -> None:
     _widen_operators()
     _widen_reductions()
     _index_scalars()
+    _bring_library()
 
 
 def _widened(x: TensorHandle) -> TensorHandle:
@@ -108,3 +112,15 @@ def _index_scalars() -> None:
             tensor.__index__ = index
 
     module._patch_lang_tensor = patched
+
+
+def _bring_library() -> None:
+    def of(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
+        def apply(x: Any) -> Any:
+            data = function(torch.from_numpy(np.ascontiguousarray(x.handle.data))).numpy()
+            return tl.core.tensor(TensorHandle(data, x.handle.dtype), x.type)
+
+        return apply
+
+    for name in ("exp", "expm1", "log1p"):
+        setattr(libdevice, name, of(getattr(torch, name)))

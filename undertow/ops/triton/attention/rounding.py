@@ -77,9 +77,8 @@ def settle_slopes(
         first = (tl.load(low + tl.minimum(start + r0 // H, call_tokens - 1)) - column) // TILE
         last = tl.load(high + tl.minimum(start + (r0 + ROWS - 1) // H, call_tokens - 1)) - column
         end = tl.where(inside, tl.cdiv(last, TILE), 0)
-    for k0 in tl.range(first, tl.max(end, 0), 8, num_stages=1):
-        k = k0 + tl.arange(0, 8)[:, None]
-        rest += tl.sum(tl.load(sums + k * stride + (r0 + m)[None, :], k < end[None, :], other=0.0), 0)
+    for k in tl.range(first, tl.max(end, 0), num_stages=1):
+        rest += tl.load(sums + k * stride + r0 + m, k < end, other=0.0)
     share = tl.exp2((tl.load(sink + (r0 + m) % H) - tl.load(lse + row, inside, other=0.0)) * LOG2E)
     # rowsum(P dP) = rowsum(P (dP - delta)) + rowsum(P) delta.
     row_delta = tl.load(delta + row, inside, other=0.0)

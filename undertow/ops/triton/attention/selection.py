@@ -26,20 +26,26 @@ def _chosen(selected, low, high, token, slot, K: tl.constexpr):
 
 
 @triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
 def pack_bits(
     selected, low, high, bits, column, columns,
     K: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """The bits of one token of the slab, cleared and then set one by one; pointers begin at the slab."""
+    """The bits of one token of the slab, WORDS words at a time; pointers begin at the slab."""
     token = tl.program_id(0)
     row = _chosen(selected, low, high, token, tl.arange(0, PADDED), K)
-    own = bits + token.to(tl.int64) * (columns // 32)
-    word = tl.arange(0, WORDS)
-    tl.store(own + word, tl.zeros((WORDS,), tl.int32), word < columns // 32)
-    tl.debug_barrier()
-    at = row - column
+    at = tl.where(row >= 0, row - column, -1)
     bit = tl.full((PADDED,), 1, tl.int32) << (at % 32)
-    tl.atomic_or(own + at // 32, bit, (row >= 0) & (at >= 0) & (at < columns), sem="relaxed")
+    of = tl.where(at >= 0, at // 32, -1)
+    own = bits + token.to(tl.int64) * (columns // 32)
+    for w in range(0, columns // 32, WORDS):
+        word = w + tl.arange(0, WORDS)
+        found = tl.reduce(tl.where(of[:, None] == word[None, :], bit[:, None], 0), 0, _either)
+        tl.store(own + word, found, word < columns // 32)
 
 
 PART = tl.constexpr(8)
@@ -96,10 +102,10 @@ def chosen(selected: Tensor | None, view: Sight, slab: Slab) -> Chosen:
     keep = selected.shape[1]
     bits = torch.empty(slab.tokens, slab.columns // 32, dtype=torch.int32, device=selected.device)
     if bits.numel():
-        words = triton.next_power_of_2(slab.columns // 32)
+        padded = triton.next_power_of_2(_slots(keep))
         pack_bits[(slab.tokens,)](
             own, low, high, bits, slab.column, slab.columns,
-            K=keep, PADDED=triton.next_power_of_2(_slots(keep)), WORDS=words, num_warps=4,
+            K=keep, PADDED=padded, WORDS=8, num_warps=max(padded // 128, 4),
         )  # fmt: skip
     return bits
 

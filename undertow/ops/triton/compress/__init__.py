@@ -1,0 +1,1 @@
+"""Compressor pooling in Triton: windows forward, windows and lone rows backward."""

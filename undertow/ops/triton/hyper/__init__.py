@@ -1,0 +1,11 @@
+"""Hyper-connections in Triton: `hyper_in` reads the streams for a sub-layer, `hyper_expand` writes its output back.
+
+Names of the kernels, for T tokens, N streams of D numbers and ROWS = (2 + N) N coefficients, padded to OUT:
+
+    streams, x          `[T, N, D]`, any strides of tokens and streams
+    fn                  `[ROWS, N D]` float32; parts: the same as three bfloat16 numbers that sum to it
+    logits, root        `[T, ROWS]`, `[T]`: the projection by fn, and 1 / RMS of all streams, which is in it
+    pre, post, mix      coefficients of a token: into the sub-layer, out of it, and from stream to stream
+    y, inverse, out     the sum of the streams by pre, 1 / RMS of it, and both times the norm's weight
+    slopes              `[T, ROWS]`: gradient of what the sigmoids and Sinkhorn's iteration are taken of
+"""
