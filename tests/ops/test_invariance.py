@@ -42,12 +42,12 @@ def _block_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 def _grouped_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     weight = draw.normal(EXPERTS, 9, width, dtype=dtype)
 
-    def run(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    def run(x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         order = OPS_INVARIANT.dispatch_order(indices, EXPERTS)
         rows = OPS_INVARIANT.grouped_linear(OPS_INVARIANT.permute(x, order), weight, order.counts)
         return OPS_INVARIANT.unpermute(rows * OPS_INVARIANT.permute_weights(weights, order)[:, None], order)
 
-    operands = [draw.normal(ROWS, width, dtype=dtype), draw.integers(EXPERTS, ROWS, 2), draw.normal(ROWS, 2)]
+    operands = [draw.normal(ROWS, width, dtype=dtype), draw.normal(ROWS, 2), draw.integers(EXPERTS, ROWS, 2)]
     return RowOp(run, operands)
 
 
