@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from undertow.bench import task as task_module
 from undertow.bench.ceilings import Ceilings
 from undertow.bench.task import Absent, Task, Way, relative, run_task
 from undertow.bench.timing import measure
@@ -63,6 +64,15 @@ def test_absent_and_failing_ways_leave_the_others(cpu):
     assert found["ours"]["reason"] == "ops.op: backend 'triton' cannot serve"
     assert (found["broken"]["status"], found["broken"]["reason"]) == ("failed", "RuntimeError: out of registers")
     assert found["right"]["status"] == "ok"
+
+
+def test_how_a_task_is_measured_is_its_own(cpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(task_module, "measure", lambda run, device, **how: asked.append(how) or measure(run, device))
+    ways = {"right": Way(lambda: lambda: EXPECTED)}
+    for how in ({}, {"calls": 20}, {"captured": False}):
+        run_task(Task("op", "4", Work(1), lambda found: 0.0, ways, **how), REACHED, cpu)
+    assert asked == [{"calls": 1, "captured": True}, {"calls": 20, "captured": True}, {"calls": 1, "captured": False}]
 
 
 def test_relative_error_is_of_norms_with_a_least_one():

@@ -8,6 +8,7 @@ import torch
 
 from undertow.bench.timing import measure
 from undertow.cli import main
+from undertow.ops.registry import TRITON
 
 pytestmark = pytest.mark.gpu
 
@@ -21,6 +22,41 @@ def test_our_kernels_are_right_and_timed_by_graph(op, tmp_path):
     assert rows and {row["status"] for row in rows} == {"ok"}
     assert {row["ms"]["how"] for row in rows} == {"graph"}
     assert all(row["peak_bytes"] >= 0 and 0 < row["fraction_of_floor"] < 1.2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("op", "hows"),
+    [
+        ("norm", {"graph"}),
+        ("rotary", {"graph"}),
+        pytest.param(
+            "hyper", {"graph"}, marks=pytest.mark.skipif("hyper_in" not in TRITON, reason="not in the registry")
+        ),
+        ("pool", {"graph of 20 calls"}),
+        ("swiglu", {"graph"}),
+        ("router", {"graph of 20 calls"}),
+        ("permute", {"graph", "graph of 20 calls"}),
+        ("experts", {"graph"}),
+        ("loss", {"graph"}),
+        ("optimizer", {"events"}),
+    ],
+)
+def test_small_operators_are_right_and_timed(op, hows, tmp_path):
+    target = tmp_path / "result.json"
+    words = ["--op", op, "--shape", "700+324", "--against", "torch", "--json", str(target)]
+    assert main(["bench", "kernels", *words]) == 0
+    rows = json.loads(target.read_text())["rows"]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["ms"]["how"] for row in rows if row["way"] == "triton"} == hows
+
+
+def test_a_graph_holds_as_many_calls_as_are_wanted():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.zeros((), device="cuda")
+        found = measure(lambda: x.add_(1.0), torch.device("cuda"), seconds=0.01, calls=20)
+        torch.cuda.synchronize()
+    # Two calls by themselves, and two replays more than are counted.
+    assert found.how == "graph of 20 calls" and float(x) == 2 + 20 * (found.repeats + 2)
 
 
 def test_what_waits_for_the_gpu_is_timed_by_events():

@@ -20,19 +20,19 @@ def own(op: str, backend: str, device: torch.device) -> Callable[..., Any]:
     return getattr(Ops({op: backend}, device=device), op)
 
 
-def limit_of(backend: str) -> float:
-    """The error that a backend may have. The reference is judged as a peer: on bfloat16 inputs it rounds its output
-    before gradients are taken, which our kernels do not."""
-    return PEER if backend == "reference" else OWN
+def limit_of(backend: str, own: float = OWN) -> float:
+    """The error that a backend may have, `own` for our kernels. The reference is judged as a peer: on bfloat16 inputs
+    it rounds its output before gradients are taken, which our kernels do not."""
+    return PEER if backend == "reference" else own
 
 
 def ways_of(
-    op: str, device: torch.device, peers: Collection[str], bind: Callable[[Callable[..., Any]], Run]
+    op: str, device: torch.device, peers: Collection[str], bind: Callable[[Callable[..., Any]], Run], limit: float = OWN
 ) -> dict[str, Way]:
     """A way for every backend, the reference only where it is among the `peers`. `bind` makes of an operator what is
-    timed."""
+    timed; our kernels may be off by `limit`."""
 
     def way(backend: str) -> Way:
-        return Way(lambda: bind(own(op, backend, device)), limit_of(backend))
+        return Way(lambda: bind(own(op, backend, device)), limit_of(backend, limit))
 
     return {backend: way(backend) for backend in BACKENDS if backend != "reference" or backend in peers}

@@ -9,15 +9,25 @@ from typing import Any
 
 import torch
 
-from undertow.bench import attention, indexer
+from undertow.bench import attention, experts, fusions, indexer, loss, optimizer
 from undertow.bench.ceilings import Ceilings, ceilings
 from undertow.bench.environment import environment
 from undertow.bench.quantising import quantise_tasks
 from undertow.bench.task import Task, run_task
 from undertow.config.errors import InputError
 
-PEERS = ("reference", "compile", "flex", "torch.topk", "deep-gemm", "tilelang")
-OPS = (*attention.FORMS, "indexer", "distillation", "quantise")
+PEERS = ("reference", "torch", "compile", "flex", "torch.topk", "deep-gemm", "tilelang")
+_LAYER = {
+    "norm": fusions.norm_tasks,
+    "rotary": fusions.rotary_tasks,
+    "hyper": fusions.hyper_tasks,
+    "pool": fusions.pool_tasks,
+    "swiglu": fusions.swiglu_tasks,
+}
+_ROUTED = {"router": experts.router_tasks, "permute": experts.permute_tasks}
+SIZED = "optimizer"
+"""The operator whose sizes are those of parameters, whatever the tokens."""
+OPS = (*attention.FORMS, "indexer", "distillation", *_LAYER, *_ROUTED, "experts", "loss", SIZED, "quantise")
 _LENGTHS: dict[str, tuple[tuple[int, ...], ...]] = {"csa": ((4096,), (8192,), (16384,)), "quantise": ((65536,),)}
 _TINY_LENGTHS = ((96,),)
 _MOST = (1 << 31) - 1  # tokens that an int32 numbers
@@ -52,6 +62,11 @@ def lengths_of(op: str, device: torch.device) -> Sequence[Lengths]:
     return _TINY_LENGTHS if device.type == "cpu" else _LENGTHS.get(op, ((4096,),))
 
 
+def _shapes(op: str, asked: Sequence[Lengths], device: torch.device) -> Sequence[Lengths]:
+    found = asked or lengths_of(op, device)
+    return found[:1] if op == SIZED else found
+
+
 def tasks(op: str, lengths: Lengths, device: torch.device, peers: Collection[str]) -> Iterator[Task]:
     """The tasks of an operator in `OPS` on documents of these lengths."""
     cpu = device.type == "cpu"
@@ -60,9 +75,26 @@ def tasks(op: str, lengths: Lengths, device: torch.device, peers: Collection[str
         yield from attention.attention_tasks(op, forms[op], lengths, device, peers)
     elif op == "quantise":
         yield from quantise_tasks(sum(lengths), device)
-    else:
+    elif op == SIZED:
+        yield from optimizer.optimizer_tasks(optimizer.TINY if cpu else optimizer.FLASH, device, peers)
+    elif op == "loss":
+        yield from loss.loss_tasks(loss.TINY if cpu else loss.FLASH, lengths, device, peers)
+    elif op in ("indexer", "distillation"):
         make = indexer.indexer_tasks if op == "indexer" else indexer.distillation_tasks
         yield from make(indexer.TINY if cpu else indexer.FLASH, lengths, device, peers)
+    else:
+        yield from _layer_tasks(op, lengths, device, peers)
+
+
+def _layer_tasks(op: str, lengths: Lengths, device: torch.device, peers: Collection[str]) -> Iterator[Task]:
+    cpu = device.type == "cpu"
+    sizes, counts = (fusions.TINY, experts.TINY_EXPERTS) if cpu else (fusions.FLASH, experts.EXPERTS)
+    if op in _LAYER:
+        yield from _LAYER[op](sizes, lengths, device, peers)
+    elif op in _ROUTED:
+        yield from _ROUTED[op](sizes, counts[-1], lengths, device, peers)
+    else:
+        yield from experts.expert_tasks(sizes, counts, lengths, device, peers)
 
 
 def bench_kernels(
@@ -81,7 +113,7 @@ def bench_kernels(
     after each operator and shape. On a GPU everything runs in one stream beside the default one, as the capture of
     graphs wants it.
     """
-    wanted = [(op, lengths) for op in ops for lengths in shapes or lengths_of(op, device)]
+    wanted = [(op, lengths) for op in ops for lengths in _shapes(op, shapes, device)]
     stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
     with stream, _deterministic(deterministic):
         follow(0, len(wanted), "ceilings")

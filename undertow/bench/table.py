@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _HEADS = ("way", "ms", "lowest-highest", "of floor", "TFLOP/s", "nominal", "GB/s", "error", "")
+_HOW = {"events": "launches included", "graph": "", "clock": ""}
 
 
 def kernels_table(result: dict[str, Any]) -> str:
@@ -111,7 +112,7 @@ def _timed(row: dict[str, Any]) -> tuple[str, ...]:
         _figure(row["tflops_nominal"]),
         _figure(row["gigabytes_per_second"]),
         f"{row['error']:.0e}" if row["error"] else "0",
-        "launches included" if ms["how"] == "events" else "",
+        _HOW.get(ms["how"], str(ms["how"])),
     )
 
 

@@ -21,6 +21,8 @@ from undertow.config.errors import InputError
 
 OWN = 3e-3
 """Largest relative error of our own kernels in bfloat16."""
+EXACT = 1e-5
+"""The same of an operator whose inputs are all in float32."""
 PEER = 2e-2
 """Largest relative error of a peer, which may round more in between; its error stands beside its time."""
 _SLICE = 4096  # rows that become float64 at once
@@ -42,14 +44,18 @@ class Way:
 
 @dataclass(frozen=True)
 class Task:
-    """`op` on `shape`: its least `work`, `error` of a result against the reference in float32, and the ways by
-    name."""
+    """`op` on `shape`: its least `work`, `error` of a result against the reference in float32, and the ways by name.
+
+    A graph holds `calls` of what is mostly launch; what is not `captured` is timed call by call, as training calls it.
+    """
 
     op: str
     shape: str
     work: Work
     error: Callable[[Any], float]
     ways: Mapping[str, Way]
+    calls: int = 1
+    captured: bool = True
 
 
 def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
@@ -88,7 +94,7 @@ def _taken(task: Task, way: Way, floor: float, device: torch.device) -> dict[str
         del found
         if not error <= way.limit:  # NaN is wrong too
             return {"status": "wrong", "error": error if math.isfinite(error) else str(error)}
-        times = measure(run, device)
+        times = measure(run, device, captured=task.captured, calls=task.calls)
     except (Absent, InputError) as reason:
         return {"status": "absent", "reason": " ".join(str(reason).split())}
     except Exception as fault:  # a peer's or a kernel's own; the other rows are wanted all the same

@@ -2,7 +2,7 @@
 
 On a GPU a CUDA graph of the work is replayed between two events, after a write that is larger than the last-level
 cache; the write itself is not timed. What waits for the GPU within itself cannot be captured and is timed call by call,
-launches included.
+launches included. Of what is so small that a replay is mostly its launch, one graph holds many calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,18 +22,17 @@ SECONDS = 0.1
 `MOST` repeats. A GPU at its power limit is a few per cent slower after longer."""
 _FLUSH = 512 << 20
 
-How = Literal["graph", "events", "clock"]
-
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of one piece of work: median, lowest and highest of `repeats`, and how they were taken."""
+    """Milliseconds of one piece of work: median, lowest and highest of `repeats`, and how they were taken: `graph`,
+    `graph of N calls`, `events` or `clock`."""
 
     median: float
     lowest: float
     highest: float
     repeats: int
-    how: How
+    how: str
 
     def json(self) -> dict[str, Any]:
         """Plain values."""
@@ -41,9 +40,11 @@ class Times:
 
 
 def measure(
-    work: Callable[[], Any], device: torch.device, seconds: float | None = None, *, captured: bool = True
-) -> Times:
-    """Times of `work`, which is called once before to warm up; without `captured` call by call.
+    work: Callable[[], Any], device: torch.device, seconds: float | None = None, *, captured: bool = True,
+    calls: int = 1,
+) -> Times:  # fmt: skip
+    """Times of `work`, which is called once before to warm up; without `captured` call by call. A graph holds `calls`
+    of it, and times are those of one: all but the first find the cache as the one before left it.
 
     On a GPU call it on the stream on which the inputs, and whatever the work saved before, were made.
     """
@@ -56,8 +57,9 @@ def measure(
         return _by_events(work, "events", seconds)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        work()
-    return _by_events(graph.replay, "graph", seconds)
+        for _ in range(calls):
+            work()
+    return _by_events(graph.replay, "graph" if calls == 1 else f"graph of {calls} calls", seconds, calls)
 
 
 def _by_clock(work: Callable[[], Any], seconds: float) -> Times:
@@ -71,11 +73,11 @@ def _by_clock(work: Callable[[], Any], seconds: float) -> Times:
     return _times([1e3 * value for value in taken], "clock")
 
 
-def _by_events(work: Callable[[], Any], how: How, seconds: float) -> Times:
+def _by_events(work: Callable[[], Any], how: str, seconds: float, calls: int = 1) -> Times:
     blank = torch.empty(_FLUSH, dtype=torch.uint8, device="cuda")
     once = _events(work, blank, 2)[-1]
     repeats = min(max(int(1e3 * seconds / max(once, 1e-3)), FEWEST), MOST)
-    return _times(_events(work, blank, repeats), how)
+    return _times([taken / calls for taken in _events(work, blank, repeats)], how)
 
 
 def _events(work: Callable[[], Any], blank: torch.Tensor, repeats: int) -> list[float]:
@@ -109,5 +111,5 @@ def _waits(work: Callable[[], Any]) -> bool:
     return False
 
 
-def _times(taken: list[float], how: How) -> Times:
+def _times(taken: list[float], how: str) -> Times:
     return Times(statistics.median(taken), min(taken), max(taken), len(taken), how)

@@ -45,7 +45,8 @@ def kernels(
     op: Annotated[
         list[str] | None,
         typer.Option(
-            help="Operator: swa, hca, csa, pro-csa, indexer, distillation or quantise. Repeatable. Default: all.",
+            help="Operator: swa, hca, csa, pro-csa, indexer, distillation, norm, rotary, hyper, pool, swiglu, router, "
+            "permute, experts, loss, optimizer or quantise. Repeatable. Default: all.",
             show_default=False,
         ),
     ] = None,
@@ -60,8 +61,8 @@ def kernels(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peer beside our kernels: reference, compile, flex, torch.topk, deep-gemm, tilelang, or none. "
-            "Repeatable. Default: all; on a CPU reference and torch.topk.",
+            help="Peer beside our kernels: reference, torch, compile, flex, torch.topk, deep-gemm, tilelang, or none. "
+            "Repeatable. Default: all; on a CPU reference, torch and torch.topk.",
             show_default=False,
         ),
     ] = None,
@@ -131,7 +132,7 @@ def _peers(against: Sequence[str], gpu: bool) -> Sequence[str]:
     if "none" in against and set(against) != {"none"}:
         others = ", ".join(name for name in against if name != "none")
         raise InputError(f"--against none: it stands for no peer, and {others} was named too; leave out one of them")
-    return against or (PEERS if gpu else ("reference", "torch.topk"))
+    return against or (PEERS if gpu else ("reference", "torch", "torch.topk"))
 
 
 def step(

@@ -21,7 +21,12 @@ def poisoned(monkeypatch):
 def few(device, monkeypatch):
     if device != "cpu":
         return
-    changes = {"project": {"PROGRAMS": 4, "SLAB": 64}, "collapse": {"TOKENS": 8}, "slopes": {"PROGRAMS": 3}}
+    changes = {
+        "project": {"PROGRAMS": 4, "SLAB": 64},
+        "collapse": {"TOKENS": 4},
+        "slopes": {"PROGRAMS": 3},
+        "spread": {"PROGRAMS": 4, "M": 16},
+    }
     for kernel, change in changes.items():
         monkeypatch.setitem(tiles.DEFAULT, kernel, {**tiles.DEFAULT[kernel], **change})
 

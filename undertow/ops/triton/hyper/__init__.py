@@ -7,5 +7,6 @@ Names of the kernels, for T tokens, N streams of D numbers and ROWS = (2 + N) N 
     logits, root        `[T, ROWS]`, `[T]`: the projection by fn, and 1 / RMS of all streams, which is in it
     pre, post, mix      coefficients of a token: into the sub-layer, out of it, and from stream to stream
     y, inverse, out     the sum of the streams by pre, 1 / RMS of it, and both times the norm's weight
-    slopes              `[T, ROWS]`: gradient of what the sigmoids and Sinkhorn's iteration are taken of
+    slope               gradient of what a coefficient's sigmoid or Sinkhorn's iteration is taken of
+    slopes              `[T, 2, OUT]`: the same times its scale and root, as two bfloat16 numbers that sum to it
 """

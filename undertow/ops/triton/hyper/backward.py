@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from undertow.ops.triton.hyper.project import cut, padded
+from undertow.ops.triton.hyper.project import padded
 from undertow.ops.triton.hyper.rows import streams_at
 from undertow.ops.triton.hyper.sinkhorn import back, sigmoid
 from undertow.ops.triton.hyper.spread import hyper_finish, hyper_spread
@@ -24,36 +24,70 @@ from undertow.ops.triton.hyper.tiles import tiles
 
 
 @triton.jit
+def _in_two(x):
+    """Two bfloat16 numbers that sum to nearly all of `x`."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def _of_coefficients(
-    logits, scale, base, grad_post, grad_mix, slopes, block, tokens, eps,
-    N: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
+    logits, root, scale, base, grad_post, grad_mix, slopes, by_x, add, block, tokens, eps,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Slopes of post and mix of TOKENS tokens."""
+    """Slopes of post and mix of TOKENS tokens, and what they add to the gradients of base and scale."""
     ROWS: tl.constexpr = (2 + N) * N
     t = block * TOKENS + tl.arange(0, TOKENS)
     here = t < tokens
     t = t.to(tl.int64)
     i = tl.arange(0, N)
-    at = t[:, None] * ROWS + N + i[None, :]
-    z = tl.load(logits + at, here[:, None], other=0.0) * tl.load(scale + 1) + tl.load(base + N + i)[None, :]
-    out = sigmoid(z)
-    grad = tl.load(grad_post + t[:, None] * N + i[None, :], here[:, None], other=0.0)
-    tl.store(slopes + at, 2.0 * grad * out * (1.0 - out), here[:, None])
+    of_root = tl.load(root + t, here, other=0.0)
+    add += block * (ROWS - N + 2)
+
+    logit = tl.load(logits + t[:, None] * ROWS + N + i[None, :], here[:, None], other=0.0)
+    of_post = tl.load(scale + 1)
+    out = sigmoid(logit * of_post + tl.load(base + N + i)[None, :])
+    slope = 2.0 * tl.load(grad_post + t[:, None] * N + i[None, :], here[:, None], other=0.0) * out * (1.0 - out)
+    at = slopes + t[:, None] * (2 * OUT) + N + i[None, :]
+    high, low = _in_two(slope * of_post * of_root[:, None])
+    tl.store(at, high, here[:, None])
+    tl.store(at + OUT, low, here[:, None])
+    tl.store(add + i, tl.sum(slope, 0))
+    along = tl.sum(slope * logit, 1)
+    tl.store(add + ROWS - N, tl.sum(along, 0))
+    total = along * of_post
+
     square = (i[:, None] * N + i[None, :])[None, :, :]
     seen = here[:, None, None]
-    at = t[:, None, None] * ROWS + 2 * N + square
-    z = tl.load(logits + at, seen, other=0.0) * tl.load(scale + 2) + tl.load(base + 2 * N + square)
+    logit = tl.load(logits + t[:, None, None] * ROWS + 2 * N + square, seen, other=0.0)
+    of_mix = tl.load(scale + 2)
     grad = tl.load(grad_mix + t[:, None, None] * (N * N) + square, seen, other=0.0)
-    tl.store(slopes + at, back(z, grad, eps, ITERATIONS), seen)
+    slope = back(logit * of_mix + tl.load(base + 2 * N + square), grad, eps, ITERATIONS)
+    at = slopes + t[:, None, None] * (2 * OUT) + 2 * N + square
+    high, low = _in_two(slope * of_mix * of_root[:, None, None])
+    tl.store(at, high, seen)
+    tl.store(at + OUT, low, seen)
+    tl.store(add + N + (i[:, None] * N + i[None, :]), tl.sum(slope, 0))
+    along = tl.sum(tl.sum(slope * logit, 2), 1)
+    tl.store(add + ROWS - N + 1, tl.sum(along, 0))
+    total += along * of_mix
+    tl.store(by_x + tokens + t, -of_root * of_root / (N * D) * total, here)
+
+    rest = tl.arange(0, OUT - ROWS)
+    at = slopes + t[:, None] * (2 * OUT) + ROWS + rest[None, :]
+    none = tl.zeros((TOKENS, OUT - ROWS), tl.bfloat16)
+    tl.store(at, none, here[:, None])
+    tl.store(at + OUT, none, here[:, None])
 
 
 @triton.jit
 def _of_rows(
-    x, grad, logits, inverse, scale, base, weight, slopes, grad_y, add_weight, group, groups, tokens, stride,
-    stride_stream, eps,
-    D: tl.constexpr, N: tl.constexpr, BD: tl.constexpr,
+    x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add, add_weight, group, groups,
+    tokens, stride, stride_stream, eps,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A group of tokens, one after the other: slopes of pre, the gradient of y, and what is added to the weight's.
+    """A group of tokens, one after the other: slopes of pre, the gradient of y, and what is added to the gradients of
+    base, scale and the weight.
 
     With g the gradient of out times the norm's weight, that of y is inverse g - along y, where along = inverse^3
     mean(g y); pre has that of y times the streams, in sums over the row.
@@ -62,49 +96,68 @@ def _of_rows(
     each = tl.cdiv(tokens, groups)
     c = tl.arange(0, BD)
     here = c < D
-    w = tl.load(weight + c, here, other=0.0)
+    of_pre = tl.load(scale)
     of_weight = tl.zeros((BD,), tl.float32)
     first = group.to(tl.int64) * each
+    o = tl.arange(0, OUT)
+    sums = tl.zeros((OUT,), tl.float32)
     for i in tl.range(0, tl.minimum(each, tokens - first), num_stages=1):
         t = first + i
         xs = streams_at(x + t * stride, stride_stream, c, here, N)
         g = tl.load(grad + t * D + c, here, other=0.0).to(tl.float32)
         of_y = tl.load(inverse + t)
+        of_root = tl.load(root + t)
         pre = ()
         y = tl.zeros((BD,), tl.float32)
         for j in tl.static_range(N):
-            z = tl.load(logits + t * ROWS + j) * tl.load(scale) + tl.load(base + j)
-            pre += (sigmoid(z),)
+            pre += (sigmoid(tl.load(logits + t * ROWS + j) * of_pre + tl.load(base + j)),)
             y += (pre[j] + eps) * xs[j].to(tl.float32)
         of_weight += g * y * of_y
-        g *= w.to(tl.float32)
+        g *= tl.load(weight + c, here, other=0.0).to(tl.float32)
         along = of_y * of_y * of_y * tl.sum(g * y, 0) / D
         by_y = of_y * g - along * y
         tl.store(grad_y + t * D + c, by_y.to(grad_y.dtype.element_ty), here)
-        # Read again, behind a store, rather than held: the cache still has them, and registers are few.
+        # Read again, behind a store, rather than held: the cache still has it all, and registers are few.
+        total = 0.0
         for j in tl.static_range(N):
             again = tl.load(x + t * stride + j * stride_stream + c, here, other=0.0).to(tl.float32)
-            tl.store(slopes + t * ROWS + j, tl.sum(by_y * again, 0) * pre[j] * (1.0 - pre[j]))
+            slope = tl.sum(by_y * again, 0) * pre[j] * (1.0 - pre[j])
+            high, low = _in_two(slope * of_pre * of_root)
+            tl.store(slopes + t * (2 * OUT) + j, high)
+            tl.store(slopes + t * (2 * OUT) + OUT + j, low)
+            tl.store(pres + t * N + j, pre[j] + eps)
+            along = slope * tl.load(logits + t * ROWS + j)
+            total += along
+            sums += tl.where(o == j, slope, 0.0) + tl.where(o == N, along, 0.0)
+        tl.store(by_x + t, -of_root * of_root / (N * D) * total * of_pre)
+    tl.store(add + group * (N + 1) + o, sums, o < N + 1)
     tl.store(add_weight + group.to(tl.int64) * D + c, of_weight, here)
 
 
 @triton.jit(do_not_specialize=["tokens", "groups"])
 def hyper_slopes(
-    x, grad, logits, inverse, scale, base, weight, grad_post, grad_mix, slopes, grad_y, add_weight, stride,
-    stride_stream, tokens, groups, eps,
-    D: tl.constexpr, N: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr, BD: tl.constexpr,
+    x, grad, logits, root, inverse, scale, base, weight, grad_post, grad_mix, slopes, by_x, pres, grad_y, add_pre,
+    add_rest, add_weight, stride, stride_stream, tokens, groups, eps,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
     """The first programs go back along Sinkhorn's iteration for TOKENS tokens each, under the reading of the others,
-    which take a group of tokens each."""
+    which take a group of tokens each.
+
+    For the next pass: slopes times scale and root, in two `[T, 2, OUT]`, 0 behind the last; pre; and two numbers a
+    token that sum to what the gradient of its streams has of them through their RMS. For the last: `add_pre [groups, N
+    + 1]` and `add_rest [blocks, ROWS - N + 2]`, gradients of base, then of scale.
+    """
     blocks = tl.cdiv(tokens, TOKENS)
     if tl.program_id(0) < blocks:
         _of_coefficients(
-            logits, scale, base, grad_post, grad_mix, slopes, tl.program_id(0), tokens, eps, N, ITERATIONS, TOKENS
-        )
+            logits, root, scale, base, grad_post, grad_mix, slopes, by_x, add_rest, tl.program_id(0), tokens, eps,
+            D, N, OUT, ITERATIONS, TOKENS,
+        )  # fmt: skip
     else:
         _of_rows(
-            x, grad, logits, inverse, scale, base, weight, slopes, grad_y, add_weight, tl.program_id(0) - blocks,
-            groups, tokens, stride, stride_stream, eps, D, N, BD,
+            x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add_pre, add_weight,
+            tl.program_id(0) - blocks, groups, tokens, stride, stride_stream, eps, D, N, OUT, BD,
         )  # fmt: skip
 
 
@@ -129,36 +182,41 @@ def backward(
     if tokens == 0:
         return Gradients(*(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in operands))
     found = Gradients(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in operands))
-    slopes, grad_y = torch.empty_like(logits), torch.empty_like(grad)
-    strides, sizes = streams.stride()[:2], {"D": width, "N": count}
+    strides, sizes = streams.stride()[:2], {"D": width, "N": count, "OUT": padded(len(fn))}
     tile, columns = tiles(streams.device, "slopes"), triton.next_power_of_2(width)
-    groups, warps = min(tokens, tile["PROGRAMS"]), min(max(columns // tile["COLUMNS"], 4), 16)
+    groups, warps = min(tokens, tile.pop("PROGRAMS")), min(max(columns // tile.pop("COLUMNS"), 4), 16)
     # A thread has one number of the matrices: going back along the iteration, it holds one for each step.
     together = warps * 32 // count**2
-    # What each group of tokens adds to the weight, and each chunk to fn, and to base and scale.
-    add_weight = _added(streams, groups, width)
-    hyper_slopes[(triton.cdiv(tokens, together) + groups,)](
-        streams, grad, logits, inverse, scale, base, weight, grad_post, grad_mix, slopes, grad_y, add_weight, *strides,
-        tokens, groups, eps, ITERATIONS=iterations, TOKENS=together, BD=columns, **sizes, num_warps=warps,
+    blocks = triton.cdiv(tokens, together)
+    grad_y = torch.empty_like(grad)
+    slopes = torch.empty((tokens, 2, sizes["OUT"]), dtype=torch.bfloat16, device=streams.device)
+    by_x, pres = _floats(streams, 2, tokens), _floats(streams, tokens, count)
+    # What each group of tokens, or block of them, adds.
+    adds = (_floats(streams, groups, count + 1), _floats(streams, blocks, len(fn) - count + 2))
+    add_weight = _floats(streams, groups, width)
+    hyper_slopes[(blocks + groups,)](
+        streams, grad, logits, root, inverse, scale, base, weight, grad_post, grad_mix, slopes, by_x, pres, grad_y,
+        *adds, add_weight, *strides, tokens, groups, eps,
+        ITERATIONS=iterations, TOKENS=together, BD=columns, **sizes, **tile, num_warps=warps,
     )  # fmt: skip
-    tile, out = tiles(streams.device, "spread"), padded(len(fn))
+    tile = tiles(streams.device, "spread")
     across = count * triton.cdiv(width, tile["BD"])
     most = max(tile.pop("PROGRAMS") // across, 1)
     each = triton.cdiv(triton.cdiv(tokens, tile["M"]), most) * tile["M"]
     chunks = triton.cdiv(tokens, each)
-    add_fn, add_base = _added(streams, chunks, *fn.shape), _added(streams, chunks, 2, out)
+    add_fn = _floats(streams, chunks, *fn.shape)
     hyper_spread[(across * chunks,)](
-        streams, grad_y, grad_streams, cut(fn), logits, slopes, root, scale, base, found.streams, add_fn, add_base,
-        *strides, tokens, each, chunks, eps, OUT=out, **sizes, **tile,
+        streams, grad_y, grad_streams, fn, slopes, by_x, pres, found.streams, add_fn, *strides, tokens, each, chunks,
+        **sizes, **tile,
     )  # fmt: skip
     tile = tiles(streams.device, "finish")
     programs = 1 + triton.cdiv(fn.numel(), tile["BLOCK"]) + triton.cdiv(width, tile["COLUMNS"])
     hyper_finish[(programs,)](
-        add_fn, add_weight, add_base, found.fn, found.weight, found.base, found.scale, chunks, groups,
-        OUT=out, **sizes, **tile,
+        add_fn, add_weight, *adds, found.fn, found.weight, found.base, found.scale, chunks, groups, blocks,
+        **sizes, **tile,
     )  # fmt: skip
     return found
 
 
-def _added(like: Tensor, *shape: int) -> Tensor:
+def _floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)

@@ -19,37 +19,29 @@ from undertow.ops.triton.hyper.tiles import tiles
 
 
 @triton.jit
-def _root(squares, place, here, tokens, mean_of, eps, SPLIT: tl.constexpr):
-    """1 / RMS of all streams of the tokens at `place`."""
-    total = tl.load(squares + place, here, other=0.0)
-    for s in tl.static_range(1, SPLIT):
-        total += tl.load(squares + s * tokens + place, here, other=0.0)
-    return tl.rsqrt(total / mean_of + eps)
-
-
-@triton.jit
 def _total(sums, at, here, step, SPLIT: tl.constexpr):
-    """The parts at `at` added."""
+    """The parts at `at` added, the loads of up to eight at once under way."""
+    EIGHT: tl.constexpr = min(SPLIT, 8)
     total = tl.load(sums + at, here, other=0.0)
-    for s in tl.static_range(1, SPLIT):
+    for s in tl.static_range(1, EIGHT):
         total += tl.load(sums + s * step + at, here, other=0.0)
+    for first in tl.range(EIGHT, SPLIT, EIGHT):
+        for s in tl.static_range(EIGHT):
+            total += tl.load(sums + (first + s) * step + at, here, other=0.0)
     return total
 
 
 @triton.jit
 def _coefficients(
-    sums, squares, scale, base, logits, root, post, mix, block, start, stop, eps_norm, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, ITERATIONS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    sums, inverse, scale, base, logits, post, mix, first, start, tokens, eps,
+    N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """All coefficients of TOKENS tokens but pre, and what the way back needs of them."""
+    """Logits of TOKENS tokens, which the way back needs, and of these all coefficients but pre; `inverse [TOKENS]` is
+    1 / RMS."""
     ROWS: tl.constexpr = (2 + N) * N
-    tokens = stop - start
-    place = block * TOKENS + tl.arange(0, TOKENS)
+    place = first + tl.arange(0, TOKENS)
     here = place < tokens
     t = (start + place).to(tl.int64)
-    inverse = _root(squares, place, here, tokens, N * D, eps_norm, SPLIT)
-    tl.store(root + t, inverse, here)
     i = tl.arange(0, N)
     for group in tl.static_range(2):
         at = place[:, None] * OUT + group * N + i[None, :]
@@ -69,48 +61,58 @@ def _coefficients(
 
 @triton.jit
 def _collapse(
-    x, sums, squares, scale, base, weight, out, inverse, place, start, tokens, stride, stride_stream, eps_norm, eps,
+    x, sums, scale, base, weight, out, inverse, root, place, start, tokens, stride, stride_stream, eps_norm, eps,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """One token's sum of streams by pre, normalised."""
+    """One token's sum of streams by pre, normalised; returns 1 / RMS of its streams."""
     t = (start + place).to(tl.int64)
     c = tl.arange(0, BD)
     here = c < D
     xs = streams_at(x + t * stride, stride_stream, c, here, N)
     s = tl.arange(0, SPLIT) * tokens + place
-    root = tl.rsqrt(tl.sum(tl.load(squares + s), 0) / (N * D) + eps_norm)
+    told = ()
+    squares = tl.zeros((BD,), tl.float32)
+    for j in tl.static_range(N):
+        told += (tl.sum(tl.load(sums + s * OUT + j), 0),)
+        wide = xs[j].to(tl.float32)
+        squares += wide * wide
     slope = tl.load(scale)
+    of_x = tl.rsqrt(tl.sum(squares, 0) / (N * D) + eps_norm)
+    tl.store(root + t, of_x)
+    # Read again, behind a store, rather than held: the cache still has them, and registers are few.
     y = tl.zeros((BD,), tl.float32)
     for j in tl.static_range(N):
-        logit = tl.sum(tl.load(sums + s * OUT + j), 0) * root
-        y += (sigmoid(logit * slope + tl.load(base + j)) + eps) * xs[j].to(tl.float32)
+        again = tl.load(x + t * stride + j * stride_stream + c, here, other=0.0).to(tl.float32)
+        y += (sigmoid(told[j] * of_x * slope + tl.load(base + j)) + eps) * again
     of_y = tl.rsqrt(tl.sum(y * y, 0) / D + eps_norm)
     tl.store(inverse + t, of_y)
     w = tl.load(weight + c, here, other=0.0).to(tl.float32)
     tl.store(out + t * D + c, (y * of_y * w).to(out.dtype.element_ty), here)
+    return of_x
 
 
 @triton.jit(do_not_specialize=["start", "stop"])
 def hyper_collapse_in(
-    x, sums, squares, scale, base, weight, out, inverse, logits, root, post, mix, stride, stride_stream, start, stop,
+    x, sums, scale, base, weight, out, inverse, logits, root, post, mix, stride, stride_stream, start, stop,
     eps_norm, eps,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, ITERATIONS: tl.constexpr,
     TOKENS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The first programs make the coefficients of TOKENS tokens each, under the reading of the others: a token each,
-    the last one first, which the cache still has."""
+    """TOKENS tokens, one after the other, then their coefficients together, under the reading of other programs; the
+    last tokens first, which the cache still has."""
     tokens = stop - start
-    blocks = tl.cdiv(tokens, TOKENS)
-    if tl.program_id(0) < blocks:
-        _coefficients(
-            sums, squares, scale, base, logits, root, post, mix, tl.program_id(0), start, stop, eps_norm, eps,
-            D, N, OUT, SPLIT, ITERATIONS, TOKENS,
+    first = (tl.cdiv(tokens, TOKENS) - 1 - tl.program_id(0)) * TOKENS
+    p = tl.arange(0, TOKENS)
+    of_x = tl.zeros((TOKENS,), tl.float32)
+    for i in tl.range(0, tl.minimum(tokens - first, TOKENS), num_stages=1):
+        found = _collapse(
+            x, sums, scale, base, weight, out, inverse, root, first + i, start, tokens, stride, stride_stream,
+            eps_norm, eps, D, N, OUT, SPLIT, BD,
         )  # fmt: skip
-    else:
-        _collapse(
-            x, sums, squares, scale, base, weight, out, inverse, tokens - 1 - (tl.program_id(0) - blocks), start,
-            tokens, stride, stride_stream, eps_norm, eps, D, N, OUT, SPLIT, BD,
-        )  # fmt: skip
+        of_x = tl.where(p == i, found, of_x)
+    _coefficients(
+        sums, of_x, scale, base, logits, post, mix, first, start, tokens, eps, N, OUT, SPLIT, ITERATIONS, TOKENS
+    )
 
 
 class Read(NamedTuple):
@@ -143,11 +145,11 @@ def forward(
     columns = triton.next_power_of_2(width)
     for start in range(0, tokens, slab):
         stop = min(start + slab, tokens)
-        found = project(streams, parts, start, stop)
-        hyper_collapse_in[(triton.cdiv(stop - start, tile["TOKENS"]) + stop - start,)](
-            streams, found.sums, found.squares, scale, base, weight, read.out, read.inverse, read.logits, read.root,
-            read.post, read.mix, *streams.stride()[:2], start, stop, eps_norm, eps,
-            D=width, N=count, OUT=found.sums.shape[2], SPLIT=len(found.sums), ITERATIONS=iterations,
-            TOKENS=tile["TOKENS"], BD=columns, num_warps=min(max(columns // tile["COLUMNS"], 4), 16),
+        sums = project(streams, parts, start, stop)
+        hyper_collapse_in[(triton.cdiv(stop - start, tile["TOKENS"]),)](
+            streams, sums, scale, base, weight, read.out, read.inverse, read.logits, read.root, read.post, read.mix,
+            *streams.stride()[:2], start, stop, eps_norm, eps,
+            D=width, N=count, OUT=sums.shape[2], SPLIT=len(sums), ITERATIONS=iterations, TOKENS=tile["TOKENS"],
+            BD=columns, num_warps=min(max(columns // tile["COLUMNS"], 4), 16),
         )  # fmt: skip
     return read

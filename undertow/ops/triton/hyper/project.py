@@ -9,8 +9,6 @@ columns; the parts of a sum are added by whoever reads them, in their order.
 # The language of kernels has types of its own.
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -36,61 +34,39 @@ def hyper_cut(fn, parts, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _tile(x, at, inside, step, last, stride_stream, D: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
-    """Columns of one step: BK of one stream."""
-    c = step % STEPS * BK + tl.arange(0, BK)
-    here = inside[:, None] & (c < tl.where(step < last, D, 0))[None, :]
-    return tl.load(x + at[:, None] + (step // STEPS) * stride_stream + c[None, :], here, other=0.0)
-
-
-@triton.jit
-def _fn_tile(parts, part: tl.constexpr, step, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
-             OUT: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
-    """Columns of one step of a part of fn, `[OUT, BK]`."""
+def _fn_tile(parts, part: tl.constexpr, j, c, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr):
+    """Columns `c` of stream `j` of a part of fn, `[OUT, columns]`."""
     o = tl.arange(0, OUT)
-    c = step % STEPS * BK + tl.arange(0, BK)
-    at = (part * ROWS + o)[:, None] * (N * D) + (step // STEPS) * D + c[None, :]
+    at = (part * ROWS + o)[:, None] * (N * D) + j * D + c[None, :]
     return tl.load(parts + at, (o < ROWS)[:, None] & (c < D)[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["start", "stop"])
 def hyper_project(
-    x, parts, sums, squares, stride, stride_stream, start, stop,
+    x, parts, sums, stride, stride_stream, start, stop,
     D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """M tokens: the s-th of SPLIT parts of their projection `[SPLIT, tokens, OUT]` and of their sum of squares."""
+    """M tokens: the s-th of SPLIT parts of their projection, `[SPLIT, tokens, OUT]`.
+
+    A part takes every SPLIT-th piece of BK columns, so that programs that run together read neighbours of a row. The
+    products alone use the streams that are loaded: nothing keeps the loads of later pieces from being under way.
+    """
     STEPS: tl.constexpr = (D + BK - 1) // BK
-    EACH: tl.constexpr = (N * STEPS + SPLIT - 1) // SPLIT
     s = tl.program_id(0) % SPLIT
     row = start + tl.program_id(0) // SPLIT * M + tl.arange(0, M)
     inside = row < stop
-    at = row.to(tl.int64) * stride
-    first = s * EACH
-    last = tl.minimum(first + EACH, N * STEPS)
+    at = row.to(tl.int64)[:, None] * stride
     acc = tl.zeros((M, OUT), tl.float32)
-    square = tl.zeros((M, BK // 8), tl.float32)
-    # What the next step multiplies is on its way while this one does.
-    ahead = _tile(x, at, inside, first, last, stride_stream, D, BK, STEPS)
-    for step in tl.range(first, last, num_stages=1):
-        now = ahead
-        ahead = _tile(x, at, inside, step + 1, last, stride_stream, D, BK, STEPS)
-        wide = now.to(tl.float32)
-        square += tl.sum(tl.reshape(wide * wide, (M, BK // 8, 8)), 2)
+    for step in tl.range(s, N * STEPS, SPLIT):
+        j = step // STEPS
+        c = step % STEPS * BK + tl.arange(0, BK)
+        now = tl.load(x + at + j * stride_stream + c[None, :], inside[:, None] & (c < D)[None, :], other=0.0)
         for part in tl.static_range(3):
-            acc = tl.dot(now, _fn_tile(parts, part, step, D, N, ROWS, OUT, BK, STEPS).T, acc)
-    place = s * (stop - start) + row - start
-    tl.store(squares + place, tl.sum(square, 1), inside)
+            acc = tl.dot(now, _fn_tile(parts, part, j, c, D, N, ROWS, OUT).T, acc)
     o = tl.arange(0, OUT)
+    place = s * (stop - start) + row - start
     tl.store(sums + place[:, None] * OUT + o[None, :], acc, inside[:, None])
-
-
-class Projected(NamedTuple):
-    """Parts of the projection `[SPLIT, tokens, OUT]` and of the sums of squares `[SPLIT, tokens]` of a run of tokens,
-    float32."""
-
-    sums: Tensor
-    squares: Tensor
 
 
 def padded(rows: int) -> int:
@@ -105,8 +81,9 @@ def cut(fn: Tensor) -> Tensor:
     return parts
 
 
-def project(streams: Tensor, parts: Tensor, start: int, stop: int) -> Projected:
-    """Tokens `start` to `stop` of `streams [T, n, d]` bfloat16 by fn in parts, see `cut`."""
+def project(streams: Tensor, parts: Tensor, start: int, stop: int) -> Tensor:
+    """Tokens `start` to `stop` of `streams [T, n, d]` bfloat16 by fn in parts, see `cut`: parts of the sums,
+    `[SPLIT, tokens, OUT]` float32."""
     _, count, width = streams.shape
     tile = tiles(streams.device, "project")
     del tile["SLAB"]
@@ -114,9 +91,8 @@ def project(streams: Tensor, parts: Tensor, start: int, stop: int) -> Projected:
     blocks = triton.cdiv(tokens, tile["M"])
     split = min(max(triton.next_power_of_2(tile.pop("PROGRAMS") // blocks), _FEWEST), _MOST)
     sums = torch.empty((split, tokens, padded(rows)), dtype=torch.float32, device=streams.device)
-    squares = torch.empty((split, tokens), dtype=torch.float32, device=streams.device)
     hyper_project[(blocks * split,)](
-        streams, parts, sums, squares, *streams.stride()[:2], start, stop,
+        streams, parts, sums, *streams.stride()[:2], start, stop,
         D=width, N=count, ROWS=rows, OUT=sums.shape[2], SPLIT=split, **tile,
     )  # fmt: skip
-    return Projected(sums, squares)
+    return sums

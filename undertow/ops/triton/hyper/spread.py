@@ -8,92 +8,76 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from undertow.ops.triton.hyper.sinkhorn import sigmoid
-
 
 @triton.jit
-def _in_two(x):
-    """Two bfloat16 numbers that sum to nearly all of `x`."""
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _scales(scale, o, N: tl.constexpr):
-    """For each coefficient the scale of its group."""
-    return tl.where(o < N, tl.load(scale), tl.where(o < 2 * N, tl.load(scale + 1), tl.load(scale + 2)))
-
-
-@triton.jit
-def _of_base(logits, slopes, add_base, chunk, first, end, ROWS: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr):
-    """Sums over the chunk's tokens of the slopes, for base, and of slopes times logits, for scale."""
-    o = tl.arange(0, OUT)
-    of_base = tl.zeros((M, OUT), tl.float32)
-    of_scale = tl.zeros((M, OUT), tl.float32)
-    for start in tl.range(first, end, M):
-        row = start + tl.arange(0, M)
-        at = row.to(tl.int64)[:, None] * ROWS + o[None, :]
-        known = (row < end)[:, None] & (o < ROWS)[None, :]
-        slope = tl.load(slopes + at, known, other=0.0)
-        of_base += slope
-        of_scale += slope * tl.load(logits + at, known, other=0.0)
-    tl.store(add_base + chunk * (2 * OUT) + o, tl.sum(of_base, 0))
-    tl.store(add_base + chunk * (2 * OUT) + OUT + o, tl.sum(of_scale, 0))
+def _token_block(
+    x, grad_y, grad_streams, slopes, by_x, pres, first, end, tokens, j, c, here, stride, stride_stream,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """What M tokens from `first` on have in columns `c` of stream j, and of their own; 0 from `end` on."""
+    row = first + tl.arange(0, M)
+    inside = row < end
+    t = row.to(tl.int64)
+    seen = inside[:, None] & here[None, :]
+    now = tl.load(x + t[:, None] * stride + j * stride_stream + c[None, :], seen, other=0.0)
+    of_y = tl.load(grad_y + t[:, None] * D + c[None, :], seen, other=0.0)
+    given = of_y
+    if grad_streams is not None:
+        given = tl.load(grad_streams + t[:, None] * (N * D) + j * D + c[None, :], seen, other=0.0)
+    o = tl.arange(0, 2 * OUT)
+    slope = tl.load(slopes + t[:, None] * (2 * OUT) + o[None, :], inside[:, None], other=0.0)
+    through = tl.load(by_x + t, inside, other=0.0) + tl.load(by_x + tokens + t, inside, other=0.0)
+    return now, of_y, given, slope, through, tl.load(pres + t * N + j, inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["tokens", "each", "chunks"])
 def hyper_spread(
-    x, grad_y, grad_streams, parts, logits, slopes, root, scale, base, out, add_fn, add_base, stride, stride_stream,
-    tokens, each, chunks, eps,
+    x, grad_y, grad_streams, fn, slopes, by_x, pres, out, add_fn, stride, stride_stream, tokens, each, chunks,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """BD columns of a stream, `each` tokens, M at a time, the last ones first, which the cache still has.
 
-    `add_fn [chunks, ROWS, N D]` and `add_base [chunks, 2, OUT]` are what these tokens add to the gradients.
+    `add_fn [chunks, ROWS, N D]` is what these tokens add to the gradient of fn, to float32: slopes are in two parts.
+    The gradient of the streams is rounded in the end, so fn is rounded for it.
     """
     ROWS: tl.constexpr = (2 + N) * N
     blocks: tl.constexpr = (D + BD - 1) // BD
     # Programs of one tile of y follow each other.
     j = tl.program_id(0) % N
-    column = tl.program_id(0) // N % blocks
+    c = tl.program_id(0) // N % blocks * BD + tl.arange(0, BD)
     chunk = chunks - 1 - tl.program_id(0) // (N * blocks)
-    end = tl.minimum(chunk * each + each, tokens)
-    if (column == 0) & (j == 0):
-        _of_base(logits, slopes, add_base, chunk, chunk * each, end, ROWS, OUT, M)
-    o = tl.arange(0, OUT)
-    c = column * BD + tl.arange(0, BD)
+    start = chunk * each
+    end = tl.minimum(start + each, tokens)
     here = c < D
-    at = o[:, None] * (N * D) + j * D + c[None, :]
-    f_high = tl.load(parts + at, (o < ROWS)[:, None] & here[None, :], other=0.0)
-    f_low = tl.load(parts + ROWS * N * D + at, (o < ROWS)[:, None] & here[None, :], other=0.0)
-    by_group = _scales(scale, o, N)[None, :]
-    of_pre = tl.load(scale)
-    shift = tl.load(base + j)
-    of_fn = tl.zeros((BD, OUT), tl.float32)
-    for first in tl.range(chunk * each, end, M, num_stages=1):
-        row = first + tl.arange(0, M)
-        inside = row < end
-        t = row.to(tl.int64)
-        seen = inside[:, None] & here[None, :]
-        place = t[:, None] * (N * D) + j * D + c[None, :]
-        now = tl.load(x + t[:, None] * stride + j * stride_stream + c[None, :], seen, other=0.0)
-        total = tl.load(grad_y + t[:, None] * D + c[None, :], seen, other=0.0).to(tl.float32)
-        if grad_streams is not None:
-            given = tl.load(grad_streams + place, seen, other=0.0)
-        known = inside[:, None] & (o < ROWS)[None, :]
-        slope = tl.load(slopes + t[:, None] * ROWS + o[None, :], known, other=0.0) * by_group
-        logit = tl.load(logits + t[:, None] * ROWS + o[None, :], known, other=0.0)
-        of_root = tl.load(root + t, inside, other=0.0)
-        by_x = -of_root * of_root * tl.sum(slope * logit, 1) / (N * D)
-        pre = sigmoid(tl.load(logits + t * ROWS + j, inside, other=0.0) * of_pre + shift) + eps
-        total = total * pre[:, None] + now.to(tl.float32) * by_x[:, None]
+    o = tl.arange(0, 2 * OUT) % OUT
+    f = tl.load(fn + o[:, None] * (N * D) + j * D + c[None, :], (o < ROWS)[:, None] & here[None, :], other=0.0)
+    f = f.to(tl.bfloat16)
+    of_fn = tl.zeros((BD, 2 * OUT), tl.float32)
+    count = tl.cdiv(end - start, M)
+    # What the next step takes is on its way while this one computes.
+    now, of_y, given, slope, through, pre = _token_block(
+        x, grad_y, grad_streams, slopes, by_x, pres, start + (count - 1) * M, end, tokens, j, c, here, stride,
+        stride_stream, D, N, OUT, M,
+    )  # fmt: skip
+    for i in tl.range(0, count, num_stages=1):
+        first = start + (count - 1 - i) * M
+        # After the last step there is none: no token is read.
+        stop = tl.where(i + 1 < count, end, first - M)
+        ahead = _token_block(
+            x, grad_y, grad_streams, slopes, by_x, pres, first - M, stop, tokens, j, c, here, stride, stride_stream,
+            D, N, OUT, M,
+        )  # fmt: skip
+        total = of_y.to(tl.float32) * pre[:, None] + now.to(tl.float32) * through[:, None]
         if grad_streams is not None:
             total += given.to(tl.float32)
-        high, low = _in_two(slope * of_root[:, None])
-        made = tl.dot(high, f_high, tl.dot(high, f_low, tl.dot(low, f_high)))
-        tl.store(out + place, (total + made).to(out.dtype.element_ty), seen)
-        turned = now.T
-        of_fn = tl.dot(turned, high, tl.dot(turned, low, of_fn))
+        total += tl.dot(slope, f)
+        of_fn = tl.dot(now.T, slope, of_fn)
+        row = first + tl.arange(0, M)
+        at = row.to(tl.int64)[:, None] * (N * D) + j * D + c[None, :]
+        tl.store(out + at, total.to(out.dtype.element_ty), (row < end)[:, None] & here[None, :])
+        now, of_y, given, slope, through, pre = ahead
+    of_fn = tl.sum(tl.reshape(of_fn, (BD, 2, OUT)), 1)
+    o = tl.arange(0, OUT)
     at = (chunk * ROWS + o)[None, :].to(tl.int64) * (N * D) + j * D + c[:, None]
     tl.store(add_fn + at, of_fn, here[:, None] & (o < ROWS)[None, :])
 
@@ -110,26 +94,35 @@ def _sum(adds, out, first, count, chunks, ROWS: tl.constexpr, COLUMNS: tl.conste
     tl.store(out + i, tl.sum(total, 0).to(out.dtype.element_ty), i < count)
 
 
-@triton.jit(do_not_specialize=["chunks", "groups"])
+@triton.jit
+def _columns(adds, chunks, count: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr):
+    """Sums of the `count` columns of `adds [chunks, count]`, as `[OUT]`."""
+    r = tl.arange(0, ROWS)[:, None]
+    o = tl.arange(0, OUT)[None, :]
+    total = tl.zeros((ROWS, OUT), tl.float32)
+    for chunk in tl.range(0, chunks, ROWS):
+        total += tl.load(adds + (chunk + r) * count + o, (chunk + r < chunks) & (o < count), other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["chunks", "groups", "blocks"])
 def hyper_finish(
-    add_fn, add_weight, add_base, of_fn, of_weight, of_base, of_scale, chunks, groups,
+    add_fn, add_weight, add_pre, add_rest, of_fn, of_weight, of_base, of_scale, chunks, groups, blocks,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What all chunks of tokens add, and all groups of them to the weight: of base and scale by the first program, of
-    BLOCK numbers of fn, or COLUMNS of the weight, by each other."""
+    """Sums over all chunks of tokens, groups or blocks of them: base and scale by the first program, BLOCK numbers of
+    fn, or COLUMNS of the weight, by each other."""
     ROWS: tl.constexpr = (2 + N) * N
+    REST: tl.constexpr = ROWS - N
     whole: tl.constexpr = (ROWS * N * D + BLOCK - 1) // BLOCK
     if tl.program_id(0) == 0:
         o = tl.arange(0, OUT)
-        of_slopes = tl.zeros((OUT,), tl.float32)
-        of_logits = tl.zeros((OUT,), tl.float32)
-        for chunk in tl.range(0, chunks):
-            of_slopes += tl.load(add_base + chunk * (2 * OUT) + o)
-            of_logits += tl.load(add_base + chunk * (2 * OUT) + OUT + o)
-        tl.store(of_base + o, of_slopes, o < ROWS)
-        for group in tl.static_range(3):
-            mine = (o >= group * N) & ((o < group * N + N) | (group == 2))
-            tl.store(of_scale + group, tl.sum(tl.where(mine, of_logits, 0.0), 0))
+        total = _columns(add_pre, groups, N + 1, OUT, 64)
+        tl.store(of_base + o, total, o < N)
+        tl.store(of_scale + o - N, total, o == N)
+        total = _columns(add_rest, blocks, REST + 2, OUT, 64)
+        tl.store(of_base + N + o, total, o < REST)
+        tl.store(of_scale + 1 + o - REST, total, (o >= REST) & (o < REST + 2))
     elif tl.program_id(0) <= whole:
         _sum(add_fn, of_fn, (tl.program_id(0) - 1) * BLOCK, ROWS * N * D, chunks, 2, BLOCK)
     else:

@@ -23,18 +23,20 @@ DEFAULT: Mapping[str, Tiles] = {
     "expand": {"BD": 1024, "num_warps": 4},
     "expand back": {"BD": 1024, "num_warps": 4},
     # SLAB tokens at a time are projected and then summed, so that the second reading finds some of them in the cache.
-    "project": {"SLAB": 4096, "PROGRAMS": 512, "M": 64, "BK": 64, "num_warps": 4},
-    # COLUMNS of a row are a warp's; TOKENS have their coefficients made by a program. PROGRAMS share the tokens.
-    "collapse": {"TOKENS": 16, "COLUMNS": 1024},
+    "project": {"SLAB": 4096, "PROGRAMS": 512, "M": 64, "BK": 64, "num_warps": 4, "num_stages": 2},
+    # COLUMNS of a row are a warp's. TOKENS have their coefficients made together. PROGRAMS share the tokens.
+    "collapse": {"TOKENS": 4, "COLUMNS": 1024},
     "slopes": {"COLUMNS": 512, "PROGRAMS": 264},
-    "spread": {"PROGRAMS": 1024, "M": 32, "BD": 64, "num_warps": 4},
+    "spread": {"PROGRAMS": 512, "M": 32, "BD": 64, "num_warps": 4},
     "finish": {"BLOCK": 1024, "COLUMNS": 64, "num_warps": 4},
 }
 
 TILES: Mapping[str, Mapping[str, Tiles]] = {
     "sm_90": {
-        "project": {"SLAB": 4096, "PROGRAMS": 512, "M": 128, "BK": 64, "num_warps": 4},
-        "spread": {"PROGRAMS": 768, "M": 64, "BD": 64, "num_warps": 4},
+        "project": {"SLAB": 4096, "PROGRAMS": 256, "M": 128, "BK": 64, "num_warps": 4, "num_stages": 4},
+        # Two programs a multiprocessor.
+        "slopes": {"COLUMNS": 512, "PROGRAMS": 264, "maxnreg": 128},
+        "spread": {"PROGRAMS": 264, "M": 64, "BD": 64, "num_warps": 4},
     },
 }
 
