@@ -76,6 +76,18 @@ def test_step_table(capsys):
     assert "losses of 4 steps: at most " in out and "operators of train.learning_rate=1e-3: all by reference" in out
 
 
+def test_step_families(tmp_path, capsys):
+    target = tmp_path / "families.json"
+    words = ["v4-debug", "device=cpu", "train.sequence_length=32", "--families", "fusion,grouped_gemm"]
+    assert main(["bench", "step", *words, "--steps", "1", "--alone", "0", "--json", str(target)]) == 0
+    result = json.loads(target.read_text())
+    assert (result["kind"], result["families"]) == ("step families", ["fusion", "grouped_gemm"])
+    off, on = result["settings"]
+    assert (off["role"], on["role"]) == ("off", "on") and off["losses"] == on["losses"]
+    out = capsys.readouterr().out
+    assert "No kernel of these operators runs here" in out and re.search(r"^all off +64 +", out, re.MULTILINE)
+
+
 def test_hooks_are_written_and_nothing_is_measured(tmp_path, capsys):
     target = tmp_path / "ours.py"
     assert main(["bench", "kernels", "--peer-hooks", str(target)]) == 0
@@ -102,6 +114,9 @@ def test_hooks_are_written_and_nothing_is_measured(tmp_path, capsys):
         (["step", "v4-debug", "ops.linaer=reference"], "ops.linaer: unknown; did you mean 'linear'?"),
         (["step", "v4-debug", "--trace", "."], "--trace .: it is a directory"),
         (["step", "v4-debug", "--json", "none/a.json"], "--json none/a.json: there is no directory none"),
+        (["step", "v4-debug", "--families", "fusio"], "no family of operators; did you mean 'fusion'?"),
+        (["step", "--families", "fusion", "--losses", "9"], "--families fusion: it has no use for --losses"),
+        (["step", "v4-debug", "--compile", "60"], "--compile 60.0: it belongs to --families"),
         (["kernels", "--json", "none/a.json"], "--json none/a.json: there is no directory none"),
         (["kernels", "--json", "."], "--json .: it is a directory"),
         (["kernels", "--shape", "9" * 23], "more than 2,147,483,647 tokens"),

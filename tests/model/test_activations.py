@@ -87,9 +87,9 @@ def test_of_a_released_layer_in_streams():
         for term in layer_terms(p, layer, Objective(distil=False)):
             modules[term.module] += term.bytes
         sums[kind] = {module: round(size / unit, 2) for module, size in modules.items()}
-    plain = {"mixers": 26.09, "norms": 4.0, "attention": 34.83, "moe": 19.01}
+    plain = {"mixers": 10.07, "norms": 4.0, "attention": 34.83, "moe": 16.89}
     assert {kind: {module: sums[kind][module] for module in plain} for kind in sums} == dict.fromkeys(sums, plain)
-    assert (sums["csa"]["compressor"], sums["hca"]["compressor"]) == (4.19, 3.01)
+    assert (sums["csa"]["compressor"], sums["hca"]["compressor"]) == (1.19, 0.51)
 
 
 def test_terms_are_named_and_placed():

@@ -34,6 +34,11 @@ def _linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     return RowOp(lambda x: OPS_INVARIANT.linear(x, weight), [draw.normal(ROWS, width, dtype=dtype)])
 
 
+def _wide_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    weight = draw.normal(37, width, dtype=dtype)
+    return RowOp(lambda x: OPS_INVARIANT.wide_linear(x, weight), [draw.normal(ROWS, width, dtype=dtype)])
+
+
 def _block_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     weight = draw.normal(2, 9, width, dtype=dtype)
     return RowOp(lambda x: OPS_INVARIANT.block_linear(x, weight), [draw.normal(ROWS, 2, width, dtype=dtype)])
@@ -122,6 +127,7 @@ def _swiglu(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 
 ROW_OPS: dict[str, Callable[[Draw, int, torch.dtype], RowOp]] = {
     "linear": _linear,
+    "wide_linear": _wide_linear,
     "block_linear": _block_linear,
     "grouped_linear, permute, permute_weights, unpermute, dispatch_order": _grouped_linear,
     "linear_cross_entropy": _linear_cross_entropy,

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, same_bits
-from undertow.ops.reference.linear import TILE, block_linear, linear
+from undertow.ops.reference.linear import TILE, block_linear, linear, wide_linear
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -17,6 +17,28 @@ def test_linear(rows, inputs, outputs, dtype, invariant):
     draw = Draw(rows, inputs, outputs)
     operands = [draw.normal(rows, inputs, dtype=dtype), draw.normal(outputs, inputs, dtype=dtype)]
     check(lambda x, w: linear(x, w, invariant=invariant), naive.linear, operands)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_wide_linear(rows, dtype, invariant):
+    """Of factors in their own types, in float32: as exact as that, and gradients in the types of the factors."""
+    draw = Draw(rows)
+    x, weight = draw.normal(2, rows, 24, dtype=dtype), draw.normal(7, 24, dtype=dtype)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    out = wide_linear(x, weight, invariant=invariant)
+    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and out.shape == (2, rows, 7)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    want = exact[0] @ exact[1].t()
+    upstream = draw.normal(2, rows, 7)
+    assert (out - want).norm() <= 1e-6 * want.norm()
+    for got, due in zip(
+        torch.autograd.grad(out, leaves, upstream.to(out.dtype)),
+        torch.autograd.grad(want, exact, upstream.double()),
+        strict=True,
+    ):
+        assert got.dtype == dtype and (got - due).norm() <= {torch.bfloat16: 3e-3}.get(dtype, 1e-6) * due.norm()
 
 
 @pytest.mark.parametrize("invariant", [False, True])

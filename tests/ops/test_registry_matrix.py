@@ -9,15 +9,27 @@ from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
 from undertow.config.presets import PRESETS
 from undertow.ops import OPS
-from undertow.ops.registry import FIXED_ORDER, TRITON, Machine, choose, recipe_key, summary, taker
+from undertow.ops.registry import FIXED_ORDER, INVARIANT, TRITON, Machine, choose, recipe_key, summary, taker
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
 
 CHIPS = ("gfx942", "gfx950", "sm_90")
 OF_SEQUENCES = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
 KERNELS = {
     *OF_SEQUENCES,
-    *("rms_norm", "rotary", "head_norm_rotary", "compress_pool", "route", "dispatch_order", "permute", "unpermute"),
-    *("permute_weights", "grouped_linear", "swiglu", "linear_cross_entropy", "linear_cross_entropy_mean"),
+    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "compress_pool", "route"),
+    *(
+        "dispatch_order",
+        "permute",
+        "unpermute",
+        "permute_weights",
+        "grouped_linear",
+        "swiglu",
+        "linear_cross_entropy",
+        "linear_cross_entropy_mean",
+    ),
+}
+FIXED_KERNELS = {
+    *("linear", "wide_linear", "block_linear", "grouped_linear", "linear_cross_entropy", "linear_cross_entropy_mean"),
 }
 MACHINES = {
     "a CPU": (Machine("cpu"), "triton kernels run on a GPU"),
@@ -45,12 +57,26 @@ def test_machines(name):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_fixed_order_is_kept_by_the_reference(chip):
-    for op in FIXED_ORDER:
+def test_a_fixed_order_is_kept_by_kernels_that_have_one_or_the_reference(chip):
+    assert set(INVARIANT) == FIXED_KERNELS <= FIXED_ORDER
+    for op in OPS:
         choice = choose(op, Machine("cuda", chip), invariant=True)
-        assert choice.chosen == "reference", op
-        if op in KERNELS:
+        kept = op in INVARIANT if op in FIXED_ORDER else op in KERNELS
+        assert choice.invariant and choice.chosen == ("triton" if kept else "reference"), op
+        if kept:
+            assert choice.serves == (INVARIANT if op in FIXED_ORDER else TRITON)[op].serves
+        elif op in KERNELS:
             assert choice.refused["triton"] == "triton kernels keep no fixed order for batch_invariant"
+
+
+def test_a_kernel_of_fixed_order_alone_serves_nothing_else():
+    machine = Machine("cuda", "sm_90")
+    for op in FIXED_KERNELS - KERNELS:
+        assert choose(op, machine).chosen == "reference"
+        assert choose(op, machine, "triton", invariant=True).others == ()
+    x, weight = empty(40, 64), empty(32, 64)
+    assert taker(choose("linear", machine, invariant=True), x, weight, invariant=True) == ("triton", "")
+    assert taker(choose("linear", machine, invariant=True), x, weight.half(), invariant=True)[0] == "reference"
 
 
 def test_what_a_choice_says():
@@ -197,6 +223,7 @@ def empty(*shape, of=torch.bfloat16):
 
 FLOAT, LONG = torch.float32, torch.int64
 ROWS = {
+    "wide_linear": ((empty(40, 64), empty(32, 64)), (empty(40, 64), empty(32, 64, of=FLOAT)), "weights are float32"),
     "rms_norm": ((empty(40, 64), empty(64), 1e-6), (empty(40, 64, of=torch.float16), empty(64), 1e-6), "float16"),
     "rotary": (
         *((empty(40, 8, 64), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT)),),
@@ -205,6 +232,16 @@ ROWS = {
     "head_norm_rotary": (
         *((empty(40, 8, 64), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT), 1e-6),),
         *((empty(40, 8, 9000), empty(40, 16, of=FLOAT), empty(40, 16, of=FLOAT), 1e-6), "up to 8,192, not of 9,000"),
+    ),
+    "hyper_in": (
+        *((empty(40, 4, 9), empty(24, 36, of=FLOAT), empty(3, of=FLOAT), empty(24, of=FLOAT), empty(9), 1, 20, 1e-6),),
+        *((empty(40, 4, 9), empty(24, 36, of=FLOAT), empty(3, of=FLOAT), empty(24, of=FLOAT), empty(9), 1, 40, 1e-6),),
+        "1 to 32 steps of Sinkhorn's iteration, not 40",
+    ),
+    "hyper_expand": (
+        (empty(40, 64), empty(40, 4, of=FLOAT), empty(40, 4, 4, of=FLOAT), empty(40, 4, 64)),
+        (empty(40, 64), empty(40, 3, of=FLOAT), empty(40, 3, 3, of=FLOAT), empty(40, 3, 64)),
+        "2 or 4 streams, not 3",
     ),
     "compress_pool": (
         (empty(40, 64, of=FLOAT), empty(40, 64, of=FLOAT), empty(8, 64, of=FLOAT), empty(5, 8, of=LONG)),

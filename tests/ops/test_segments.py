@@ -98,6 +98,9 @@ def test_groups_and_entry_positions(ratio, call):
     ]
     document, number, complete = segments.groups(ratio)
     assert list(zip(document.tolist(), number.tolist(), complete.tolist(), strict=True)) == expected
+    completed = segments.completed(ratio)
+    completed = torch.arange(len(complete)) if completed is None else completed
+    assert completed.tolist() == complete.nonzero()[:, 0].tolist()
     assert segments.entry_positions(ratio).tolist() == [n * ratio for _, n, done in expected if done]
     assert len(segments.entry_positions(ratio)) == sum(segments.layout(entry_rows(ratio)).added)
 

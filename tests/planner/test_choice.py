@@ -44,7 +44,7 @@ def test_a_margin_without_tuning():
 
 
 def test_a_plan_that_mostly_sends_says_so():
-    wide = undertow.plan("pretrain/v4-flash", "64xH200")
+    wide = undertow.plan("pretrain/v4-flash", "64xH200", pipeline=1)
     share = wide.task.sending_seconds(wide.stages, wide.recompute) / wide.time.seconds_per_iteration
     assert 0.7 < share < 0.8
     assert f"  {share:.0%} of an iteration goes to gathering weights" in str(wide) and "; --tune looks" in str(wide)

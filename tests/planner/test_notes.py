@@ -97,7 +97,11 @@ def test_a_recipe_says_whose_memory_and_which_stage_are_planned():
         and "--implementation primus --state published-bf16 gives" in note
         for note in amd
     )
-    assert any(note.startswith("time: rates are those of fused kernels (primus)") for note in amd)
+    assert any(
+        note.startswith("time: rates are those of implementation primus, not of Undertow's kernels;") for note in amd
+    )
+    plain = undertow.plan("pretrain/v4-flash-amd", "32xMI355X", overrides=("optimizations.fusion=off",)).uncalibrated
+    assert any(note.startswith("time: rates are those of fused kernels (primus)") for note in plain)
     published = undertow.plan("pretrain/v4-flash-amd", "32xMI355X", implementation="primus", state="published-bf16")
     assert published.uncalibrated == () and round(published.memory.peak.total_bytes / 1e9, 1) == 262.0
     staged = undertow.plan("pretrain/v4-flash", "64xH200").uncalibrated

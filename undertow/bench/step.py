@@ -34,13 +34,16 @@ Follow = Callable[[int, int, str], None]
 
 @dataclass
 class Column:
-    """One setting while it is measured: milliseconds and loss of each step so far, bytes it holds, and its peak."""
+    """One setting while it is measured: milliseconds, loss and gradient norm of each step so far, bytes it holds, and
+    its peak. The first `settling` times do not count."""
 
     name: str
     resolved: Resolved
     trainer: Trainer | None = None
     ms: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
+    norms: list[float | None] = field(default_factory=list)
+    settling: int = SETTLING
     held: int = 0
     peak: int = 0
     operators: str = ""
@@ -119,23 +122,23 @@ def _measure(
 ) -> None:
     for column in group:
         follow(0, f"building {column.name}")
-        before = _allocated(device)
+        before = allocated(device)
         column.trainer, unfit = build(column.resolved, total)
-        column.held = _allocated(device) - before
+        column.held = allocated(device) - before
         ops = column.trainer.model.ops
         column.operators, column.calls = summary(ops.choices.values()), ops.calls
         if unfit:
             follow(0, unfit)
     for step in range(taken):
         for place, column in enumerate(group):
-            _step(column, device)
+            timed_step(column, device)
             follow(step * len(group) + place + 1, f"{column.name}: {column.ms[-1]:,.0f} ms")
 
 
-def _step(column: Column, device: torch.device) -> None:
+def timed_step(column: Column, device: torch.device) -> None:
     """One step, timed to its last kernel, with the bytes that this setting alone holds at its peak."""
     assert column.trainer is not None
-    before = _allocated(device)
+    before = allocated(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.synchronize(device)
@@ -145,12 +148,14 @@ def _step(column: Column, device: torch.device) -> None:
         torch.cuda.synchronize(device)
     column.ms.append(1e3 * (time.perf_counter() - begun))
     column.losses.append(entry["train/lm_loss"])
+    column.norms.append(entry["train/grad_norm"])
     others = before - column.held
     column.peak = max(column.peak, peak_memory(device) - others)
-    column.held += _allocated(device) - before
+    column.held += allocated(device) - before
 
 
-def _allocated(device: torch.device) -> int:
+def allocated(device: torch.device) -> int:
+    """Bytes that tensors hold on a GPU, 0 elsewhere."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -185,11 +190,12 @@ def _document(preset: str, columns: Sequence[Column], device: torch.device, orde
         "units": {
             "ms": "milliseconds a step",
             "losses": "nats per token",
+            "gradient_norms": "before clipping, the indexers' gradients apart",
             "tflops": "10^12 operations a second",
             "calls": "of operators that a kernel was chosen for, by the backend that took them, in all steps",
             "ratio": "time per token of the second setting over that of the first",
         },
-        "settings": [_figures(column, device) for column in columns],
+        "settings": [figures(column, device) for column in columns],
     }
     if len(columns) == 2:
         first, second = result["settings"]
@@ -199,8 +205,9 @@ def _document(preset: str, columns: Sequence[Column], device: torch.device, orde
     return result
 
 
-def _figures(column: Column, device: torch.device) -> dict[str, Any]:
-    config, ms = column.resolved.config, column.ms[SETTLING:]
+def figures(column: Column, device: torch.device) -> dict[str, Any]:
+    """What was found of a setting, in the form of the result file."""
+    config, ms = column.resolved.config, column.ms[column.settling :]
     rate = 1e3 * column.tokens / statistics.median(ms)
     both = flops_per_token(
         config.model, config.train.sequence_length, frozen_indexer=config.indexer.frozen,
@@ -223,6 +230,7 @@ def _figures(column: Column, device: torch.device) -> dict[str, Any]:
         "share_of_peak": None if gpu is None else {name: flops * rate / gpu.bf16 for name, flops in work.items()},
         "peak_memory": {"bytes": column.peak, "of": where},
         "losses": column.losses,
+        "gradient_norms": column.norms,
     }
 
 

@@ -60,6 +60,56 @@ def step_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_LADDER = ("setting", "tokens a step", "ms", "tokens/s", "times off", "TFLOP/s", "reported", "of matmul", "peak GiB")
+_LADDER += ("loss", "gradient norm", "")
+
+
+def families_table(result: dict[str, Any]) -> str:
+    """The settings of `bench step --families` below each other, under the ceilings."""
+    reached = result["ceilings"]
+    lines = [
+        f"{_where(result)}; {result['preset']}; {', '.join(result['families'])}; in this run a copy moves "
+        f"{reached['copy'] / 1e9:,.0f} GB/s and a matrix product does {reached['matmul'] / 1e12:,.4g} TFLOP/s",
+        "",
+    ]
+    good = [row for row in result["settings"] if row["status"] == "ok"]
+    lines += columns([_LADDER, *map(_rung, good)])
+    unmeasured: dict[str, list[str]] = {}
+    for row in result["settings"]:
+        if row["status"] != "ok":
+            unmeasured.setdefault(f"{row['status']}: {row['reason']}", []).append(row["name"])
+    lines += ["", *(f"{', '.join(names)}: {why}" for why, names in unmeasured.items())] if unmeasured else []
+    if on := next((row for row in good if row["role"] == "on"), None):
+        others = [row for row in good if row["role"] in ("off", "compile") and row["tokens"] == on["tokens"]]
+        told = [f"{on['tokens_per_second'] / row['tokens_per_second']:.2f} times {row['name']}" for row in others]
+        lines += ["", f"tokens/s of all on: {', '.join(told)}"] if told else []
+    if not result["kernels"]:
+        lines += ["", "No kernel of these operators runs here: every setting is the reference, and the same."]
+    for row in good:
+        if row["role"] != "alone":
+            lines += ["", f"operators of {row['name']}: {_calls(row['calls']) or row['operators']}"]
+            lines += row["passed_on"]
+    return "\n".join(lines)
+
+
+def _rung(row: dict[str, Any]) -> tuple[str, ...]:
+    norm = row["gradient_norms"][-1]
+    return (
+        row["name"],
+        f"{row['tokens']:,}",
+        _ms(row["ms"]["median"]),
+        f"{row['tokens_per_second']:,.0f}",
+        "" if row["times_off"] is None else f"{row['times_off']:.2f}",
+        f"{row['tflops']['algorithmic']:,.4g}",
+        f"{row['tflops']['reported']:,.4g}",
+        f"{row['share_of_matmul']['algorithmic']:.1%}",
+        f"{row['peak_memory']['bytes'] / 2**30:,.1f}",
+        "skipped" if row["losses"][-1] is None else f"{row['losses'][-1]:.5f}",
+        "" if norm is None else f"{norm:.4g}",
+        row["compile"]["told"] if "compile" in row else "",
+    )
+
+
 def _curves(result: dict[str, Any]) -> str:
     if "apart" not in result:
         return "losses are of other tokens, and not compared"

@@ -161,7 +161,37 @@ def step(
             show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after 3 that are not.")] = 10,
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Measure one model with the operators of these families off, on, and each on alone: fusion, "
+            "attention, grouped_gemm. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    alone: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Sequences a step where one operator is on alone; 0 leaves these settings out. Default: as in the "
+            "others.",
+            show_default=False,
+        ),
+    ] = None,
+    compile: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Measure the families' reference under torch.compile too, and compile for so long at most. Default: "
+            "not.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps that are timed, after 3 that are not, a short one with --families.")
+    ] = 10,
     losses: Annotated[
         int, typer.Option(min=0, help="Steps to take at least, for loss curves; all that are taken are in the result.")
     ] = 0,
@@ -182,16 +212,35 @@ def step(
     words = list(overrides or [])
     if preset is not None and "=" in preset:  # no preset before the first key
         preset, words = None, [preset, *words]
+    from undertow.bench.families import bench_families
     from undertow.bench.step import bench_step
-    from undertow.bench.table import step_table
+    from undertow.bench.table import families_table, step_table
 
     _refuse_unwritable("--trace", trace)
     _refuse_unwritable("--json", json)
+    others = {"--against": against, "--losses": losses, "--trace": trace}
+    _refuse_beside_families(families, {"--alone": alone, "--compile": compile}, others)
+    if families is not None:
+        with _told() as follow:
+            result = bench_families(
+                preset, words, families, alone, compile, steps, os.environ, follow, lambda part: _save(part, json)
+            )
+        _answer(result, json, families_table)
+        return
     with _told() as follow:
         result = bench_step(
             preset, words, against or [], steps, losses, trace, os.environ, follow, lambda part: _save(part, json)
         )
     _answer(result, json, step_table)
+
+
+def _refuse_beside_families(families: str | None, own: dict[str, Any], others: dict[str, Any]) -> None:
+    """Refuse options that have no effect with, or without, --families."""
+    for name, value in (own if families is None else others).items():
+        if families is None and value is not None:
+            raise InputError(f"{name} {value}: it belongs to --families; name the families too, or leave it out")
+        if families is not None and value:
+            raise InputError(f"--families {families}: it has no use for {name}; leave out either")
 
 
 def _answer(result: dict[str, Any], json: Path | None, table: Callable[[dict[str, Any]], str]) -> None:

@@ -103,8 +103,12 @@ def plan(
         Path | None, _width("the shipped one", "Plan with this calibration, a file that --calibrate wrote.")
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        _width("none", "Fit a calibration to measured runs in this JSON file, write it beside, and plan with it."),
+        list[Path] | None,
+        _width(
+            "none",
+            "Make a calibration, write it beside, and plan with it: from this JSON file of measured runs, or from "
+            "results of `undertow bench kernels`, of which several may be given, each after a --calibrate.",
+        ),
     ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search for the fastest layout that fits, and for all widths left open.")
@@ -183,15 +187,15 @@ def _answer(found: Any, json: Path | None) -> None:
         raise DoesNotFit(found.refusal)
 
 
-def _fitted(measurements: Path, other: Path | None, own: tuple[Gpu, ...]) -> Calibration:
-    """The calibration of measurements, written beside them; every row goes to standard error."""
+def _fitted(files: list[Path], other: Path | None, own: tuple[Gpu, ...]) -> Calibration:
+    """The calibration of measurements, written beside the first file; every row goes to standard error."""
     from undertow.planner.calibration.file import write_calibration
-    from undertow.planner.calibration.fit import fit_calibration
+    from undertow.planner.calibration.sources import calibrate
     from undertow.planner.calibration.text import calibration_text
 
     if other is not None:
-        raise InputError(f"--calibrate {measurements} and --calibration {other}: both name one; give one of them")
-    found, target = fit_calibration(measurements, own), measurements.with_suffix(".calibration.json")
+        raise InputError(f"--calibrate {files[0]} and --calibration {other}: both name one; give one of them")
+    found, target = calibrate(files, own), files[0].with_suffix(".calibration.json")
     write_calibration(found, target)
     typer.echo(f"{calibration_text(found)}\n  written to {target}\n", err=True)
     return found

@@ -22,8 +22,16 @@ class Family:
 
 
 FUSED = (
-    *("rms_norm", "rotary", "head_norm_rotary", "compress_pool", "route", "dispatch_order", "permute", "unpermute"),
-    *("permute_weights", "swiglu", "linear_cross_entropy", "linear_cross_entropy_mean"),
+    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "compress_pool", "route"),
+    *(
+        "dispatch_order",
+        "permute",
+        "unpermute",
+        "permute_weights",
+        "swiglu",
+        "linear_cross_entropy",
+        "linear_cross_entropy_mean",
+    ),
 )
 """Operators of the family `fusion`."""
 
@@ -34,7 +42,8 @@ def _backends(ops: Iterable[str], backend: str) -> dict[str, str]:
 
 FAMILIES: dict[str, Family] = {
     "fusion": Family(
-        "a GPU with Triton kernels for norms, rotary, compressors, router, permutations, SwiGLU and the loss",
+        "a GPU with Triton kernels for norms, rotary, hyper-connections, compressors, router, permutations, SwiGLU and "
+        "the loss",
         built=True,
         on=_backends(FUSED, "auto"),
         off=_backends(FUSED, "reference"),

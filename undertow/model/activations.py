@@ -1,4 +1,5 @@
-"""Bytes that one forward pass keeps for its backward pass, in closed form, for the reference operators.
+"""Bytes that one forward pass keeps for its backward pass, in closed form: of the reference operators, or of kernels on
+a GPU, which keep less.
 
 Counted is every storage that autograd holds through a saved tensor, once, however many tensors or views of it are
 saved; parameters and buffers are left out. What operators hold beside saved tensors (dispatch orders, selections) is
@@ -8,7 +9,7 @@ apart, in `held_beside`. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from undertow.config.model import ModelConfig
 
 Dtype = Literal["float32", "bfloat16"]
 
-_F32, _I64 = 4, 8
+_F32, _I32, _I64 = 4, 4, 8
 
 
 class Term(NamedTuple):
@@ -30,11 +31,13 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: a model in a type, on whole documents of the given lengths in tokens."""
+    """One forward pass: a model in a type, on whole documents of the given lengths in tokens. `kernels`: every operator
+    that has a kernel runs in it."""
 
     config: ModelConfig
     documents: tuple[int, ...]
     dtype: Dtype
+    kernels: bool = False
 
     @cached_property
     def tokens(self) -> int:
@@ -65,7 +68,7 @@ class Pass:
 
     def without_last(self) -> Pass:
         """The documents that the MTP block sees."""
-        return Pass(self.config, tuple(max(n - 1, 0) for n in self.documents), self.dtype)
+        return replace(self, documents=tuple(max(n - 1, 0) for n in self.documents))
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,10 @@ def _mixers(p: Pass, expanded: bool) -> dict[str, int]:
     n, t, d = p.config.hc_mult, p.tokens, p.config.hidden_size
     streams = t * n * d
     first = t * d if expanded else streams
-    coefficients = 1 + 2 * (2 + n) * n + 4 * n + 2 * n * n
-    copies = p.cast(2 * streams) or (streams * _F32 if expanded and n > 1 else 0)
+    # Kernels: logits, two roots, and what the output is written with. The reference keeps what is between, too.
+    coefficients = (2 + n) * n + 2 + n + n * n if p.kernels else 1 + (2 + n) * n + 4 * n + 2 * n * n
     return {
         "streams": (first + streams) * p.width,
-        "float32 streams": copies,
         "coefficients": 2 * t * coefficients * _F32,
         "outputs of the sites": 2 * t * d * p.width,
     }
@@ -101,32 +103,47 @@ def _mixers(p: Pass, expanded: bool) -> dict[str, int]:
 
 def _norms(p: Pass) -> dict[str, int]:
     t, d = p.tokens, p.config.hidden_size
-    return {"inputs": 2 * t * (d * p.width + _F32), "outputs": 2 * t * d * p.width}
+    # Kernels make the collapsed streams again.
+    inputs = 0 if p.kernels else 2 * t * (d * p.width + _F32)
+    return {"inputs": inputs, "outputs": 2 * t * d * p.width}
 
 
-def _attention(p: Pass) -> dict[str, int]:
+def _selection(p: Pass) -> int:
+    """Bytes in which the kernels keep what queries selected: a bit an entry, or rows from about 6,000 tokens on, where
+    a query sees more than 1.75 times what it keeps."""
+    config = p.config
+    entries, most = max(p.documents, default=0) // config.csa_ratio, config.index_topk
+    kept = entries - max(entries - most, 0) ** 2 / max(2 * entries, 1) - entries / 2 if entries > most else entries / 2
+    if entries / 2 <= 1.75 * kept:
+        return p.tokens * -(-entries // 128) * 128 // 8
+    return p.tokens * (most + 1) * _I32
+
+
+def _attention(p: Pass, kind: str, ratio: int) -> dict[str, int]:
     config, t, w = p.config, p.tokens, p.width
     heads, wide = config.num_attention_heads, config.num_attention_heads * config.head_dim
+    # Kernels find what went into the queries' norm from what came out, and need no output where few entries are seen.
+    selects = kind == "csa" and p.selects
+    near = p.kernels and not selects and (not ratio or max(p.documents, default=0) // ratio <= 32)
     return {
         "query latent": 2 * t * config.q_lora_rank * w + t * _F32,
-        "queries": 2 * t * wide * w + t * heads * _F32,
+        "queries": (1 if p.kernels else 2) * t * wide * w + t * heads * _F32,
         "key-value latent": 2 * t * config.head_dim * w + t * _F32,
-        "output and log-sum-exp": t * wide * w + t * heads * _F32,
-        "de-rotated output": t * wide * w + t * config.qk_rope_head_dim // 2 * _F32,
+        "output and log-sum-exp": (0 if near else t * wide * w) + t * heads * _F32,
+        "selection": _selection(p) if p.kernels and selects else 0,
+        "de-rotated output": t * wide * w + (0 if p.kernels else t * config.qk_rope_head_dim // 2 * _F32),
         "output latent": t * config.o_groups * config.o_lora_rank * w,
     }
 
 
 def _compressor(p: Pass, ratio: int, width: int, overlap: bool) -> dict[str, int]:
     """Up to and with the rotated entries; `overlap` is the CSA form."""
-    d, t, halves = p.config.hidden_size, p.tokens, 2 if overlap else 1
+    t, halves = p.tokens, 2 if overlap else 1
     groups, entries = p.groups(ratio), p.entries(ratio)
     return {
-        "float32 weights": p.cast(2 * halves * width * d),
-        "float32 input": p.cast(t * d),
         "values and gates": 2 * t * halves * width * _F32,
         "positional gates": 2 * ratio * width * _F32 if overlap else 0,
-        "slots": groups * halves * ratio * _I64,
+        "slots": groups * halves * ratio * _I64 + (t * halves * _I32 if p.kernels else 0),
         "pooled": 2 * groups * width * _F32,
         "entries": entries * (2 * width * p.width + _F32),
     }
@@ -141,12 +158,10 @@ def _moe(p: Pass, hashed: bool) -> dict[str, int]:
         p.config.num_experts_per_tok,
     )
     return {
-        "float32 router weights": p.cast(experts * d),
-        "float32 router input": p.cast(t * d),
         "scores": t * experts * _F32,
-        "choice": t * (k if hashed else experts) * _I64,
-        "weights": t * (2 * k + 2) * _F32,
-        "dispatch order": t * k * _I64,
+        "choice": t * (k if hashed or p.kernels else experts) * _I64,
+        "weights": t * (k if p.kernels else 2 * k + 2) * _F32,
+        "dispatch order": experts * _I32 if p.kernels else t * k * _I64,
         "dispatched tokens": t * k * d * w,
         "gate and up": t * k * 2 * inner * w,
         "activation": t * k * inner * w,
@@ -155,9 +170,9 @@ def _moe(p: Pass, hashed: bool) -> dict[str, int]:
 
 
 def _indexer(p: Pass) -> dict[str, int]:
-    """The indexer's own gradient path, whose inputs are detached: weights of its linear maps need no float32 copy."""
+    """The indexer's own gradient path."""
     config, t, width = p.config, p.tokens, p.config.index_head_dim
-    kept = _compressor(p, config.csa_ratio, width, True) | {"float32 weights": 0}
+    kept = _compressor(p, config.csa_ratio, width, True)
     own = t * width * p.width if config.indexer == "own_rank" else 0
     heads = config.index_n_heads
     return kept | {"query latent": own, "queries": t * heads * (width + 1) * p.width, "target sums": 2 * t * _F32}
@@ -176,7 +191,7 @@ def _layer(p: Pass, layer: int, o: Objective) -> dict[str, dict[str, int]]:
     kept = {
         "mixers": _mixers(p, expanded=layer == 0),
         "norms": _norms(p),
-        "attention": _attention(p),
+        "attention": _attention(p, kind, ratio),
         "moe": _moe(p, config.is_hash(layer)),
     }
     if kind != "swa":
@@ -203,11 +218,12 @@ def _collapse(p: Pass) -> dict[str, int]:
     t, d, n = p.tokens, p.config.hidden_size, p.config.hc_mult
     return {
         "streams": t * n * d * p.width,
-        "float32 streams": p.cast(t * n * d),
-        "coefficients": t * (1 + 4 * n) * _F32,
+        "coefficients": t * (1 + 3 * n) * _F32,
         "norm": t * (d * p.width + _F32),
+        # Kernels make the gradients at once, and keep those.
         "hidden": t * d * p.width,
-        "labels and log-sum-exp": t * (_I64 + _F32),
+        "labels and log-sum-exp": 0 if p.kernels else t * (_I64 + _F32),
+        "gradient of the head": p.config.vocab_size * d * p.width if p.kernels else 0,
     }
 
 
@@ -220,7 +236,7 @@ def _shared(p: Pass, layers: Collection[int], o: Objective) -> dict[str, int]:
     spread = o.distil and config.index_hadamard and config.csa_ratio in ratios
     return {
         "cos and sin": angles * config.qk_rope_head_dim * _F32,
-        "complete groups": sum(p.groups(ratio) for ratio in compressed),
+        "complete groups": sum(p.entries(ratio) * _I64 for ratio in compressed if p.entries(ratio) < p.groups(ratio)),
         "hadamard": config.index_head_dim**2 * p.width if spread else 0,
     }
 
@@ -249,7 +265,12 @@ def layer_terms(p: Pass, layer: int, objective: Objective) -> list[Term]:
 
 
 def saved_terms(
-    config: ModelConfig, documents: Sequence[int], dtype: Dtype, objective: Objective | None = None
+    config: ModelConfig,
+    documents: Sequence[int],
+    dtype: Dtype,
+    objective: Objective | None = None,
+    *,
+    kernels: bool = False,
 ) -> list[Term]:
     """Everything saved for backward by one forward pass over documents of the given lengths.
 
@@ -257,7 +278,7 @@ def saved_terms(
     collapse and the loss), `mtp input`, `mtp block` and `mtp head`. What experts get is exact in sum: every token
     chooses `num_experts_per_tok` of them. The whole model learns; a step that trains the indexer alone saves less.
     """
-    p, o = Pass(config, tuple(documents), dtype), objective or Objective()
+    p, o = Pass(config, tuple(documents), dtype, kernels), objective or Objective()
     trunk = range(config.num_hidden_layers)
     kept = [layer for layer in trunk if layer not in o.recompute]
     learned = any(not config.is_hash(layer) for layer in trunk)

@@ -12,7 +12,7 @@ from undertow.model.rotary import Table
 from undertow.ops import Ops
 from undertow.ops.reference.compress import Running
 from undertow.ops.reference.precision import wide
-from undertow.ops.segments import RowKind, Rows, Segments, tail_rows
+from undertow.ops.segments import RowKind, Rows, Segments, moved, tail_rows
 
 
 class Compressor(nn.Module):
@@ -36,12 +36,11 @@ class Compressor(nn.Module):
 
         `name` tells the compressor's open rows apart from another's in the same layer's cache.
         """
-        xw = wide(x)
-        u = self.ops.linear(xw, wide(self.wkv.weight))
-        v = self.ops.linear(xw, wide(self.wgate.weight))
+        u = self.ops.wide_linear(x, self.wkv.weight)
+        v = self.ops.wide_linear(x, self.wgate.weight)
         pool = self._overlapping if self.overlap else self._plain
-        complete = segments.groups(self.ratio)[2]
-        entries = self.norm(pool(u, v, segments, cache, name)[complete].to(x.dtype))
+        pooled, completed = pool(u, v, segments, cache, name), segments.completed(self.ratio)
+        entries = self.norm((pooled if completed is None else pooled.index_select(0, completed)).to(x.dtype))
         return self.ops.rotary(entries, rope.cos, rope.sin)
 
     def _slots(self, rows: Rows, segments: Segments, shift: int) -> Tensor:
@@ -85,6 +84,6 @@ def _open_windows(
     """Running softmax of each document's open window after this call; documents without new tokens keep theirs."""
     after = Running.empty(len(segments.new), state.top.shape[1], state.top)
     if kept is not None:
-        idle = torch.tensor([n == 0 for n in segments.new], device=owner.device)[:, None]
+        idle = moved(torch.tensor([n == 0 for n in segments.new]), owner.device)[:, None]
         after = Running(*(torch.where(idle, k, e) for k, e in zip(kept, after, strict=True)))
     return Running(*(a.index_copy(0, owner, s[still_open]) for a, s in zip(after, state, strict=True)))

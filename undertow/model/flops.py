@@ -38,7 +38,7 @@ class StepFlops:
     indexer: Literal["shared", "own_rank"]
 
 
-def _visible(length: int, ratio: int, most: int | None = None) -> int:
+def visible_pairs(length: int, ratio: int, most: int | None = None) -> int:
     """Pairs of query and compressed entry: `sum over t < length of min((t + 1) // ratio, most)`."""
     entries = length // ratio if most is None else min(length // ratio, most)
     return ratio * entries * (entries - 1) // 2 + entries * (length - ratio * entries + 1)
@@ -53,7 +53,7 @@ def _window(length: int, window: int) -> int:
 def index_scores(config: ModelConfig, length: int, *, reported: bool = False) -> int:
     """Forward operations of the indexer's scores on one row: the part of its term that has no weights."""
     ratio = config.csa_ratio
-    pairs = length * (length // ratio) if reported else _visible(length, ratio)
+    pairs = length * (length // ratio) if reported else visible_pairs(length, ratio)
     return 2 * config.index_n_heads * config.index_head_dim * pairs
 
 
@@ -82,7 +82,7 @@ def layer_flops(
     if kind == "csa" and reported:
         pairs += tokens * min(config.index_topk, tokens // ratio)
     elif kind != "swa":
-        pairs += _visible(tokens, ratio, config.index_topk if kind == "csa" and not dense else None)
+        pairs += visible_pairs(tokens, ratio, config.index_topk if kind == "csa" and not dense else None)
     experts = 3 * d * config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
     gate = 0 if config.is_hash(layer) else d * config.n_routed_experts
     return {

@@ -1,4 +1,5 @@
-"""The largest number of bytes that a training step holds at once, with the reference operators, in closed form.
+"""The largest number of bytes that a training step holds at once, in closed form: with the reference operators, or in
+kernels.
 
 A step holds weights and optimizer state throughout. Its forward pass piles up saved activations; its backward pass
 takes them down place by place while gradients grow, each place with a transient of its own; the update then has all
@@ -33,6 +34,8 @@ _CHUNK = 1 << 22  # elements of logits at once: undertow.ops.reference.cross_ent
 _SCORES = 1 << 23  # elements of attention scores at once: undertow.ops.reference.tiles
 _BLOCK = 64  # queries of a block, at most
 _LIBRARIES = 64 << 20  # two handles of the matrix library, one a thread
+_SPILLED = 1 << 28  # probabilities of attention to entries that the kernels hold at once
+_LOGITS, _SLOPES = 512, 2048  # rows of logits and of their gradients at once: undertow.ops.triton.cross_entropy.tiles
 _UPDATE = 40  # bytes for each element that an optimizer updates at once: copies, float32 forms, the iteration's
 
 
@@ -98,8 +101,14 @@ class _Moment(NamedTuple):
 
 
 def _loss(p: Pass) -> int:
-    """Transient of the cross-entropy's backward pass."""
+    """Transient of the cross-entropy: of its backward pass, or of the kernels' forward, which makes the gradients."""
     table = p.config.vocab_size * p.config.hidden_size
+    if p.kernels:
+        chunks = max(1, -(-p.tokens // _SLOPES))
+        rows = min(p.tokens, -(-p.tokens // (8 * chunks)) * 8)
+        logits = min(_LOGITS, p.tokens) * p.config.vocab_size * _F32
+        exact = table * _F32 if chunks > 2 else 0  # a sum of so many parts is float32 until its end
+        return logits + rows * (p.config.vocab_size * p.width + p.config.hidden_size * _F32) + exact
     rows = min(p.tokens, max(32, _CHUNK // p.config.vocab_size // 32 * 32))
     chunk = rows * (p.config.vocab_size + p.config.hidden_size) * _F32
     weights = table * _F32 + (p.cast(table) + table * p.width if p.width == 2 else 0)
@@ -109,19 +118,25 @@ def _loss(p: Pass) -> int:
 def _site(p: Pass) -> tuple[int, int]:
     """Transients of a site's backward pass: of writing its output back, and of its stream weights."""
     streams = p.tokens * p.config.hc_mult * p.config.hidden_size
+    if p.kernels:  # gradients of streams and of one of them, in and out
+        both = (2 * streams + p.tokens * p.config.hidden_size) * p.width
+        return both, both
     trajectory = (2 * p.config.hc_sinkhorn_iters - 1) * p.config.hc_mult * (p.config.hc_mult + 1) * p.tokens * _F32
     back = streams * (16 if p.width == 2 else 8) + p.tokens * p.config.hidden_size * (6 + 2 * p.width)
     return back, 2 * streams * p.width + max(5 * streams * _F32, trajectory)
 
 
-def _experts(p: Pass) -> int:
-    """Transient of the routed experts' backward pass: the activation's gradients in float32, or the rows around it."""
+def _experts(p: Pass, accumulates: bool) -> int:
+    """Transient of the routed experts' backward pass: the activation's gradients in float32, or the rows around it. The
+    kernels' gradients of weights are the parameters' own, unless they are added to earlier ones."""
     config, rows = p.config, p.tokens * p.config.num_experts_per_tok
     d, inner = config.hidden_size, config.moe_intermediate_size
     activation = rows * inner * (36 if p.width == 2 else 38)
     scattered = rows * (2 * d + 2 * inner) * p.width
     weights = config.n_routed_experts * 2 * inner * d * p.width
     around = p.tokens * d * (config.hc_mult + 2) * p.width
+    if p.kernels:
+        return around + rows * (d + 2 * inner) * p.width + (weights if accumulates else 0)
     return around + max(activation, scattered + weights)
 
 
@@ -130,6 +145,14 @@ def _attention(p: Pass, layer: int) -> int:
     config, longest = p.config, max(p.documents, default=0)
     heads, wide = config.num_attention_heads, config.num_attention_heads * config.head_dim
     ratio = config.compress_ratios[layer]
+    if p.kernels:
+        entries = longest // ratio if config.kind(layer) == "csa" else _BLOCK // 2 if ratio else 0
+        slab = min(p.tokens, max(_BLOCK, _SPILLED // (heads * max(entries, 1))))
+        # P and dS of the window, of the block before it and of entries; gradients of queries, and of keys in float32.
+        spilled = slab * heads * (config.sliding_window + _BLOCK + entries) * 2 * p.width
+        partial = p.tokens * 3 * config.head_dim * _F32
+        around = p.tokens * config.hidden_size * (config.hc_mult + 1) * p.width
+        return around + p.tokens * wide * p.width + spilled + partial
     keys = max(config.sliding_window + _BLOCK - 1, longest // ratio if ratio else 0)
     rows = min(p.tokens, max(_BLOCK, _SCORES // (heads * keys)))
     tiles = rows * (5 * wide + 3 * heads * keys) * _F32
@@ -141,6 +164,9 @@ def _distillation(p: Pass) -> int:
     """Transient of the distillation's backward pass: scores of a group of queries, and the gradients of all."""
     config = p.config
     index, heads = config.index_n_heads, config.num_attention_heads
+    if p.kernels:
+        around = p.tokens * config.hidden_size * (config.hc_mult + 1) * p.width
+        return around + 2 * p.tokens * index * config.index_head_dim * p.width
     visible = max(max(p.documents, default=0) // config.csa_ratio, 1)
     rows = min(p.tokens, max(_BLOCK, _SCORES // (max(index, heads) * visible)))
     gathered = 2 * index * config.index_head_dim + heads * config.head_dim
@@ -148,7 +174,9 @@ def _distillation(p: Pass) -> int:
     return streams + rows * (9 * index * visible + gathered * _F32) + p.tokens * index * config.index_head_dim * _F32
 
 
-def _layer_moments(p: Pass, layer: int, o: Objective, before: int, gradients: int) -> Iterator[_Moment]:
+def _layer_moments(
+    p: Pass, layer: int, o: Objective, before: int, gradients: int, accumulates: bool
+) -> Iterator[_Moment]:
     """Moments of one layer's backward pass; `before` is what earlier places still have saved."""
     place, terms = place_of(p.config, layer), layer_terms(p, layer, o)
     of: dict[str, int] = defaultdict(int)
@@ -159,7 +187,7 @@ def _layer_moments(p: Pass, layer: int, o: Objective, before: int, gradients: in
     left = before + sum(term.bytes for term in terms)
     yield _Moment(f"{place}: output of the experts", left, gradients, back)
     left -= of["mixers outputs of the sites"] // 2 + of["moe activation"] + of["moe shared expert"]
-    yield _Moment(f"{place}: experts", left, gradients, _experts(p))
+    yield _Moment(f"{place}: experts", left, gradients, _experts(p, accumulates))
     left -= of["moe"] - of["moe activation"] - of["moe shared expert"] + of["norms"] // 2
     yield _Moment(f"{place}: stream weights", left, gradients, site)
     left -= (of["mixers"] - of["mixers outputs of the sites"]) // 2
@@ -173,7 +201,7 @@ def _moments(p: Pass, o: Objective, state: State) -> Iterator[_Moment]:
     """Moments of the backward pass, in its order."""
     config, depth = p.config, p.config.num_hidden_layers
     saved: dict[str, int] = defaultdict(int)
-    for term in saved_terms(config, p.documents, p.dtype, o):
+    for term in saved_terms(config, p.documents, p.dtype, o, kernels=p.kernels):
         saved[term.place] += term.bytes
     left, done = sum(saved.values()), 0
     everything = state.gradients(trained(config, o))
@@ -183,18 +211,25 @@ def _moments(p: Pass, o: Objective, state: State) -> Iterator[_Moment]:
         done = min(everything, done + sum(state.gradients(each) for each in new))
         return everything if state.accumulates else done
 
+    def at_loss(*new: Parameters) -> int:
+        """Kernels make the head's gradient in the forward pass, and it counts as saved until the backward pass."""
+        made = with_gradients_of(*new)
+        return made if state.accumulates or not p.kernels else 0
+
     tables = table_parameters(config)
     if saved["mtp block"]:
         q = p.without_last()
-        yield _Moment("mtp head: loss", left, with_gradients_of(tables), _loss(q))
+        yield _Moment("mtp head: loss", left, at_loss(tables), _loss(q))
         left -= saved["mtp head"] + saved["mtp block"]
-        yield from _layer_moments(q, depth, o, left, with_gradients_of(tables, layer_parameters(config, depth)))
+        made = with_gradients_of(tables, layer_parameters(config, depth))
+        yield from _layer_moments(q, depth, o, left, made, state.accumulates)
         left -= saved["mtp input"]
-    yield _Moment("head: loss", left, with_gradients_of(collapse_parameters(config)), _loss(p))
+    yield _Moment("head: loss", left, at_loss(collapse_parameters(config)), _loss(p))
     left -= saved["head"]
     for layer in reversed(range(depth)):
         left -= saved[place_of(config, layer)]
-        yield from _layer_moments(p, layer, o, left, with_gradients_of(layer_parameters(config, layer)))
+        made = with_gradients_of(layer_parameters(config, layer))
+        yield from _layer_moments(p, layer, o, left, made, state.accumulates)
 
 
 def trained(config: ModelConfig, objective: Objective) -> Parameters:
@@ -215,17 +250,20 @@ def peak_bytes(
     objective: Objective | None = None,
     *,
     gpu: bool = True,
+    kernels: bool = False,
 ) -> Peak:
     """The peak of a step whose largest forward pass takes documents of the given lengths.
 
-    On a GPU the update works on more at once, and matrix libraries keep workspaces. Rounding and slack of an allocator
+    `kernels`: every operator that has a kernel runs in it, as on a GPU in bfloat16 unless a recipe says otherwise. On a
+    GPU the update works on more at once, and matrix libraries keep workspaces. Rounding and slack of an allocator
     are not counted: compare with `torch.cuda.max_memory_allocated`, not with what a driver shows.
     """
     o = objective or Objective()
-    p, learning = Pass(config, tuple(documents), state.dtype), trained(config, o)
-    whole = sum(term.bytes for term in saved_terms(config, documents, state.dtype, o))
+    p, learning = Pass(config, tuple(documents), state.dtype, kernels), trained(config, o)
+    whole = sum(term.bytes for term in saved_terms(config, documents, state.dtype, o, kernels=kernels))
     at_once = min(1 << (24 if gpu else 16), learning.low + learning.high)
-    update = _Moment("update", 0, state.gradients(learning), at_once * _UPDATE)
+    in_place = kernels and state.optimizer == "adamw"
+    update = _Moment("update", 0, state.gradients(learning), 0 if in_place else at_once * _UPDATE)
     top = max((*_moments(p, o, state), update), key=lambda moment: moment.saved + moment.gradients + moment.transient)
     parts = (
         Part("weights", state.weights(all_parameters(config)), "measured"),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from undertow.config.model import ModelConfig
 from undertow.ops import Ops
-from undertow.ops.reference.precision import wide
 
 
 class Routing(NamedTuple):
@@ -43,7 +42,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, replay: Tensor | None = None) -> Routing:
         """`x [T, d]`, `ids [T]`; `replay [T, K]` forces a recorded choice, weights still follow today's scores."""
         config = self.config
-        logits = self.ops.linear(wide(x), wide(self.weight))
+        logits = self.ops.wide_linear(x, self.weight)
         chosen = replay if replay is not None else self.tid2eid[ids] if self.hashed else None
         bias = None if self.hashed else self.bias
         return Routing(*self.ops.route(logits, bias, config.num_experts_per_tok, config.routed_scaling_factor, chosen))

@@ -22,7 +22,6 @@ from undertow.model.mtp import MTPBlock
 from undertow.model.recompute import recomputed
 from undertow.model.router import Routing
 from undertow.ops import Ops
-from undertow.ops.reference.precision import wide
 from undertow.ops.segments import Segments
 
 
@@ -202,7 +201,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """LM head in float32: `[T, d] -> [T, V]`."""
-        return self.ops.linear(wide(hidden), wide(self.head.weight))
+        return self.ops.wide_linear(hidden, self.head.weight)
 
     def _require_mtp(self) -> MTPBlock:
         if not self.mtp:

@@ -39,6 +39,7 @@ BACKENDS = ("triton", "reference")
 
 REFERENCE: dict[str, Callable[..., Any]] = {
     "linear": linear.linear,
+    "wide_linear": linear.wide_linear,
     "block_linear": linear.block_linear,
     "rms_norm": norm.rms_norm,
     "rotary": rotary.rotary,
@@ -70,9 +71,9 @@ OPS = tuple(REFERENCE)
 
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
-    ("linear", "block_linear", "hyper_in", "compress_pool", "indexer_scores", "indexer_select", "sparse_attention",
-    "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear", "linear_cross_entropy",
-    "linear_cross_entropy_mean") )  # fmt: skip
+    ("linear", "wide_linear", "block_linear", "hyper_in", "compress_pool", "indexer_scores", "indexer_select",
+    "sparse_attention", "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear",
+    "linear_cross_entropy", "linear_cross_entropy_mean") )  # fmt: skip
 
 
 def recipe_key(op: str) -> str:
@@ -106,9 +107,17 @@ _TURNED = "bfloat16 or float32, tables in float32; rows of an even number up to 
 _MOVED = "bfloat16 or float32"
 _LOSS = Kernel("undertow.ops.triton.cross_entropy.linear", "bfloat16; labels in int64")
 TRITON: dict[str, Kernel] = {
+    "wide_linear": Kernel("undertow.ops.triton.wide_linear", "bfloat16"),
     "rms_norm": Kernel("undertow.ops.triton.norm.rows", _ROWS),
     "rotary": Kernel("undertow.ops.triton.norm.rotary", _TURNED),
     "head_norm_rotary": Kernel("undertow.ops.triton.norm.heads", _TURNED),
+    "hyper_in": Kernel(
+        "undertow.ops.triton.hyper.read",
+        "bfloat16 streams, 2 or 4 of up to 16,384 numbers; coefficients in float32; up to 32 Sinkhorn steps",
+    ),
+    "hyper_expand": Kernel(
+        "undertow.ops.triton.hyper.expand", "bfloat16 or float32, 2 or 4 streams; coefficients in float32"
+    ),
     "compress_pool": Kernel(
         "undertow.ops.triton.compress.pool", "float32; windows of up to 256 slots, begun in this call"
     ),
@@ -130,6 +139,18 @@ TRITON: dict[str, Kernel] = {
     "indexer_distillation": Kernel("undertow.ops.triton.indexer.distillation", _DISTILLATION),
 }
 
+_FIXED = Kernel("undertow.ops.triton.invariant.linear", "bfloat16")
+INVARIANT: dict[str, Kernel] = {
+    "linear": _FIXED,
+    "wide_linear": _FIXED,
+    "block_linear": _FIXED,
+    "grouped_linear": TRITON["grouped_linear"],
+    "linear_cross_entropy": _LOSS,
+    "linear_cross_entropy_mean": _LOSS,
+}
+"""The kernels of operators of `FIXED_ORDER` that serve `batch_invariant`: they give a row the same bits whatever shares
+the call, and which calls they refuse does not depend on what that is."""
+
 
 class Machine(NamedTuple):
     """What decides where kernels run: torch's device type, the architecture of a GPU, and whether Triton is there."""
@@ -144,7 +165,8 @@ class Choice:
     """The backend of one operator on one machine, and the reason each other one was refused.
 
     `serves` says which calls a kernel takes, empty for all. `others` are the backends that any other call goes to, best
-    first; there are none if a backend was asked for by name, and such a call is an error.
+    first; there are none if a backend was asked for by name, and such a call is an error. `invariant` is
+    whether results must have the same bits whatever shares the call.
     """
 
     op: str
@@ -152,6 +174,7 @@ class Choice:
     refused: dict[str, str]
     serves: str = ""
     others: tuple[str, ...] = ()
+    invariant: bool = False
 
     def __str__(self) -> str:
         otherwise = self.others[0] if self.others else "an error"
@@ -164,12 +187,16 @@ def machine(device: torch.device) -> Machine:
     return Machine(device.type, architecture(device) if found else "", find_spec("triton") is not None)
 
 
+def _entry(op: str, invariant: bool) -> Kernel | None:
+    return (INVARIANT if invariant and op in FIXED_ORDER else TRITON).get(op)
+
+
 def refusal(op: str, backend: str, machine: Machine, invariant: bool = False) -> str | None:
     """Why `backend` serves no call of `op` on `machine`, or None if it serves some; `invariant` is whether results must
     have the same bits whatever shares the call."""
     if backend == "reference":
         return None
-    if backend != "triton" or op not in TRITON:
+    if backend != "triton" or (op not in TRITON and _entry(op, invariant) is None):
         return f"no {backend} kernel for {op} in this version"
     if machine.device != "cuda":
         return "triton kernels run on a GPU"
@@ -178,7 +205,7 @@ def refusal(op: str, backend: str, machine: Machine, invariant: bool = False) ->
     kind, _, number = machine.architecture.partition("_")
     if kind == "sm" and int(number) < 80:
         return f"triton kernels need sm_80 or later, this is {machine.architecture}"
-    return "triton kernels keep no fixed order for batch_invariant" if invariant and op in FIXED_ORDER else None
+    return None if _entry(op, invariant) else "triton kernels keep no fixed order for batch_invariant"
 
 
 def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
@@ -202,7 +229,8 @@ def choose(op: str, device: torch.device | Machine, wanted: str = "auto", *, inv
             f"{recipe_key(op)}: backend '{wanted}' cannot serve here: {refused[wanted]}; choose 'auto' or another"
         )
     chosen, *others = [name for name in BACKENDS if name not in refused] if wanted == "auto" else [wanted]
-    return Choice(op, chosen, refused, TRITON[op].serves if chosen == "triton" else "", tuple(others))
+    entry = _entry(op, invariant) if chosen == "triton" else None
+    return Choice(op, chosen, refused, entry.serves if entry else "", tuple(others), invariant)
 
 
 def explain(
@@ -232,7 +260,8 @@ def function(choice: Choice, invariant: bool = False, calls: Calls | None = None
     if choice.chosen == "reference":
         plain = REFERENCE[choice.op]
         return partial(plain, invariant=invariant) if choice.op in FIXED_ORDER else plain
-    return partial(_serve, choice, calls or Calls())
+    served = partial(_serve, choice, calls or Calls())
+    return partial(served, invariant=True) if invariant and choice.op in FIXED_ORDER else served
 
 
 def taker(choice: Choice, *args: Any, **kwargs: Any) -> tuple[str, str]:
@@ -242,7 +271,7 @@ def taker(choice: Choice, *args: Any, **kwargs: Any) -> tuple[str, str]:
     """
     if choice.chosen == "reference":
         return "reference", ""
-    module, _, parameters, judged = _kernel(choice.op)
+    module, _, parameters, judged = _kernel(choice.op, choice.invariant)
     given = parameters.bind(*args, **kwargs).arguments
     reason = module.refusal(**{name: given[name] for name in judged if name in given})
     if reason is None:
@@ -258,13 +287,15 @@ def _serve(choice: Choice, calls: Calls, *args: Any, **kwargs: Any) -> Any:
     """A call of an operator that has a kernel, by the kernel if it takes the call."""
     taken, reason = taker(choice, *args, **kwargs)
     calls.count(choice.op, taken, choice.chosen, reason)
-    function = REFERENCE[choice.op] if taken == "reference" else _kernel(choice.op)[1]
+    function = REFERENCE[choice.op] if taken == "reference" else _kernel(choice.op, choice.invariant)[1]
     return function(*args, **kwargs)
 
 
 @cache
-def _kernel(op: str) -> tuple[Any, Callable[..., Any], inspect.Signature, tuple[str, ...]]:
+def _kernel(op: str, invariant: bool) -> tuple[Any, Callable[..., Any], inspect.Signature, tuple[str, ...]]:
     """Of the operator in Triton: module, function, its parameters, and names of those that the refusal judges by."""
-    module = importlib.import_module(TRITON[op].module)
+    entry = _entry(op, invariant)
+    assert entry is not None  # refused before
+    module = importlib.import_module(entry.module)
     function = getattr(module, {"csa_attention": "sparse_attention"}.get(op, op))
     return module, function, inspect.signature(function), tuple(inspect.signature(module.refusal).parameters)

@@ -25,6 +25,15 @@ def _offsets(counts: Sequence[int]) -> list[int]:
     return [0, *accumulate(counts)][: len(counts)]
 
 
+def moved(table: Tensor, device: torch.device) -> Tensor:
+    """A table made on the host, on `device`. A GPU gets it in its turn: neither waits for the other."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
+
+
+def _table(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    return moved(torch.tensor(numbers, dtype=torch.int64), device)
+
+
 @dataclass(frozen=True)
 class RowKind:
     """What a layer keeps of a document: one row per `every` tokens, of which `held(tokens)` remain after so many
@@ -65,7 +74,7 @@ class RowLayout:
         self._after = after
         self._device = device
         columns = [self.first, self.kept, self.added, _offsets(self.kept), _offsets(self.added)]
-        self._table = torch.tensor(columns, dtype=torch.int64, device=device).view(5, len(self.kept))
+        self._table = _table(columns, device).view(5, len(self.kept))
 
     def locate(self, document: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Row of the `index`-th row ever made of each document, and whether it is held. Both shaped like the inputs."""
@@ -81,7 +90,7 @@ class RowLayout:
         counts = [self.kind.held(n) for n in self._after]
         begin = [n // self.kind.every - count for n, count in zip(self._after, counts, strict=True)]
         document, step = spread(counts, self._device)
-        return self.locate(document, torch.tensor(begin, dtype=torch.int64, device=self._device)[document] + step)[0]
+        return self.locate(document, _table(begin, self._device)[document] + step)[0]
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ def spread(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]
     sizes = torch.tensor(list(counts), dtype=torch.int64)
     owner = torch.repeat_interleave(torch.arange(len(counts)), sizes)
     step = torch.arange(len(owner)) - torch.tensor(_offsets(counts), dtype=torch.int64)[owner]
-    return owner.to(device), step.to(device)
+    return moved(owner, device), moved(step, device)
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,7 @@ class Segments:
     @cached_property
     def starts(self) -> Tensor:
         """Position of each document's first token of this call, `[D]`."""
-        return torch.tensor(self.past, dtype=torch.int64, device=self.device)
+        return _table(self.past, self.device)
 
     @property
     def document(self) -> Tensor:
@@ -191,15 +200,27 @@ class Segments:
         if key not in self._memo:
             touched = [-(-(p + n) // ratio) - p // ratio if n else 0 for p, n in zip(self.past, self.new, strict=True)]
             document, step = spread(touched, self.device)
-            ends = self.starts + torch.tensor(self.new, dtype=torch.int64, device=self.device)
+            ends = self.starts + _table(self.new, self.device)
             number = step + (self.starts // ratio)[document]
             self._memo[key] = document, number, (number + 1) * ratio <= ends[document]
         return self._memo[key]
 
+    def completed(self, ratio: int) -> Tensor | None:
+        """Which of these groups are now complete, int64 `[N]`; None for all of them. The device is not asked."""
+        return self.once(("completed", ratio), lambda: self._completed(ratio))
+
+    def _completed(self, ratio: int) -> Tensor | None:
+        of, chosen = 0, []
+        for past, new in zip(self.past, self.new, strict=True):
+            touched, whole = (-(-(past + new) // ratio) - past // ratio, (past + new) // ratio - past // ratio)
+            chosen += range(of, of + whole if new else of)
+            of += touched if new else 0
+        return None if len(chosen) == of else _table(chosen, self.device)
+
     def entry_positions(self, ratio: int) -> Tensor:
         """Rotary position of each entry that this call completes: the first own token of its group, `[N]`."""
-        _, number, complete = self.groups(ratio)
-        return number[complete] * ratio
+        number, completed = self.groups(ratio)[1], self.completed(ratio)
+        return (number if completed is None else number[completed]) * ratio
 
     def blocks(self, size: int) -> QueryBlocks:
         """The queries of this call in blocks of `size` slots."""
@@ -215,7 +236,7 @@ class Segments:
             query = torch.where(held, relative + start[document][:, None], -1)
             last = torch.minimum(first + size, (past + new)[document]) - 1
             self._memo[key] = QueryBlocks(
-                size, query.to(self.device), document.to(self.device), first.to(self.device),
+                size, moved(query, self.device), moved(document, self.device), moved(first, self.device),
                 tuple(last.tolist()), bool(held.all()),
             )  # fmt: skip
         return self._memo[key]
@@ -225,6 +246,6 @@ class Segments:
         if "without_last" not in self._memo:
             shorter = Segments.from_lengths([max(n - 1, 0) for n in self.new], self.past, self.device)
             document, step = spread(shorter.new, self.device)
-            start = torch.tensor(_offsets(self.new), dtype=torch.int64, device=self.device)
+            start = _table(_offsets(self.new), self.device)
             self._memo["without_last"] = shorter, start[document] + step
         return self._memo["without_last"]

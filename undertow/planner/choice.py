@@ -12,6 +12,7 @@ from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective
+from undertow.model.kernels import in_kernels
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.calibration.measured import Calibration
 from undertow.planner.geometry import Batch, Geometry, build_geometry, check_batch, check_model
@@ -217,7 +218,7 @@ def build_task(
     return Task(
         subject.name,
         pool,
-        Microbatch(run.model, geometry, batch, implementation, run.numerics.dtype, objective),
+        Microbatch(run.model, geometry, batch, implementation, run.numerics.dtype, objective, in_kernels(run)),
         _profile(subject, options, geometry),
         schedule,
         chunks,
@@ -259,7 +260,7 @@ def usual_implementation(subject: Subject, options: Options, geometry: Geometry)
     if options.implementation is not None:
         return implementation_of(options.implementation)
     published = geometry.tensor == 1 and 1 < geometry.expert <= EXPERT
-    if options.calibration is not None and not subject.recipe:
+    if options.calibration is not None and not options.calibration.of_operators and not subject.recipe:
         measured = options.calibration.measured.implementation
         return measured if measured != "primus" or published else "tight"
     if _own(subject, geometry):
@@ -270,7 +271,7 @@ def usual_implementation(subject: Subject, options: Options, geometry: Geometry)
 def _profile(subject: Subject, options: Options, geometry: Geometry) -> StateProfile:
     if options.state is not None:
         profile = state_profile(options.state)
-    elif options.calibration is not None and not subject.recipe:
+    elif options.calibration is not None and not options.calibration.of_operators and not subject.recipe:
         profile = options.calibration.measured.profile
     elif subject.recipe or geometry.gpus == 1:
         profile = profile_of_run(subject.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import log
 
 from undertow.config.gpus import GPUS
 from undertow.model.parameters import closed_counts
@@ -12,6 +13,7 @@ from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.task import Task
 from undertow.planner.timing.communication import copies, expert_group
 from undertow.planner.timing.fabric import NIC_BYTES_PER_SECOND, fabric_of
+from undertow.planner.timing.operators import OperatorRates, rows_of_expert
 
 _NIC = f"{NIC_BYTES_PER_SECOND / 1e9:.0f} GB/s a GPU, which was not measured"
 
@@ -47,6 +49,8 @@ def _memory(task: Task) -> Iterator[str]:
         yield "memory: chunks of 256 MiB of the optimizer state, two at a time, are on the GPU; that was not measured"
     if splits_backward(task.schedule):
         yield f"memory: under {task.schedule} all that is saved counts until its weight gradient: an upper bound"
+    if task.calibration.of_operators:
+        return
     measured, m = task.calibration.measured, task.microbatch
     if m.implementation == "reference" != measured.implementation and task.geometry.gpus > 1:
         yield (
@@ -71,10 +75,18 @@ def _time(task: Task) -> Iterator[str]:
     if scaled(task):
         why = task.rates.matrix_tflops.source.partition(";")[0]
         yield f"time: rates of {task.pool.gpu.name} are guessed, {why} by the peak in BF16"
+    if rates.operators is not None:
+        yield from _operators(task, rates.operators)
+        return
     if not rates.covers(task.config, task.batch.sequence_length) and rates.matrix_tflops.mark == "fitted":
         shape = f"{measured.preset} at {measured.sequence_length} tokens"
         yield f"time: rates were fitted to {shape}; this is another shape"
-    if m.implementation == "reference" and measured.implementation != "reference":
+    if m.implementation == "reference" != measured.implementation and m.kernels:
+        yield (
+            f"time: rates are those of implementation {measured.implementation}, not of Undertow's kernels; "
+            "--calibrate takes what undertow bench kernels measures of these"
+        )
+    elif m.implementation == "reference" != measured.implementation:
         yield (
             f"time: rates are those of fused kernels ({measured.implementation}); Undertow's plain operators reached a "
             "small fraction of them on an H200 (docs/results/training.md), so the run takes much longer"
@@ -103,12 +115,43 @@ def _time(task: Task) -> Iterator[str]:
         )
 
 
+def _operators(task: Task, operators: OperatorRates) -> Iterator[str]:
+    """What rates of single operators do not know of a run."""
+    m, config = task.microbatch, task.config
+    measured, name = task.calibration.measured, task.calibration.name
+    yield (
+        f"time: calibration {name} adds up operators that were measured one by one; launches, waits of the host, "
+        "residual sums and casts are not counted, so that the run takes longer"
+    )
+    yield f"memory: operators say nothing about it; saved activations are those of implementation {m.implementation}"
+    fixed = {"hidden_size", "num_attention_heads", "head_dim", "moe_intermediate_size", "index_n_heads", "vocab_size"}
+    if config.model_dump(include=fixed) != measured.config.model_dump(include=fixed):
+        yield f"time: operators were measured at the widths of {measured.preset}; these are others"
+    if task.batch.sequence_length != measured.sequence_length:
+        yield f"time: attention was measured at {measured.sequence_length:,} tokens; it is taken by its operations"
+    tokens = m.rows / task.geometry.tensor
+    rows, known = rows_of_expert(config, tokens, task.geometry.expert), operators.experts
+    near = min(known, key=lambda measured: abs(log(measured / rows)), default=rows)
+    if not 0.5 <= rows / near <= 2:
+        yield f"time: an expert gets {rows:,.0f} rows; rates of its products were measured at {near:,.0f}"
+    if m.dtype != "bfloat16":
+        yield f"time: rates are those of bfloat16; the run is in {m.dtype}"
+    if task.geometry.tensor * task.geometry.context > 1:
+        yield "time: tensor and context parallelism divide work evenly; what ranks send for them is estimated"
+    if task.geometry.gpus > 1:
+        yield f"time: all that GPUs send each other is priced by priors, between machines at {_NIC}"
+    for warning in task.calibration.warnings:
+        yield f"time: calibration {name}: {warning}"
+
+
 def _indexer(variant: str, frozen: bool) -> str:
     return f"{variant}, {'frozen' if frozen else 'learning'}"
 
 
 def _traffic(task: Task) -> Iterator[str]:
     """Which communication is priced by priors, where it is beyond that of the measured runs."""
+    if task.calibration.of_operators:
+        return
     geometry, measured = task.geometry, task.calibration.measured
     for name in ("tensor", "context"):
         value, usual = getattr(geometry, name), getattr(measured.geometry, name)

@@ -39,6 +39,7 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> list[str]:
     task, geometry, batch = plan.task, plan.task.geometry, plan.task.batch
     verdict = "fits" if plan.fits else "DOES NOT FIT"
+    own = task.microbatch.implementation == "reference" and task.microbatch.kernels
     return [
         f"{task.name} on {task.pool}{f' + {plan.rollout.pool}' if plan.rollout else ''}: {verdict}",
         f"  tensor {geometry.tensor}, pipeline {geometry.pipeline}, expert {geometry.expert}, context "
@@ -46,7 +47,7 @@ def _head(plan: Plan) -> list[str]:
         f"  {batch.size:,} sequences of {batch.sequence_length:,} tokens, micro-batch {batch.micro_batch}: "
         f"{task.microbatches:,} microbatches",
         f"  layout {plan.layout}, schedule {task.schedule}, recomputed layers {plan.recompute}",
-        f"  implementation {task.microbatch.implementation}, state {task.profile.name}",
+        f"  implementation {task.microbatch.implementation}{', in kernels' * own}, state {task.profile.name}",
     ]
 
 
@@ -128,7 +129,9 @@ def _time(plan: Plan) -> list[str]:
     algorithmic, reported = time.tflops_per_gpu
     waits = [f"{max(0.0, timeline.bubble_fraction(rank)):.0%}" for rank in range(len(timeline.ranks))]
     last = max(float(rank.step) for rank in timeline.ranks)
-    sums = [f"  of them {_seconds(last)} s at the end for sums of gradients and gathers of weights"] if last else []
+    ends = "clipping, the optimizer's step, " if plan.task.calibration.of_operators else ""
+    ends += "sums of gradients and gathers of weights"
+    sums = [f"  of them {_seconds(last)} s at the end for {ends}"] if last else []
     share = plan.task.sending_seconds(plan.stages, plan.recompute) / time.seconds_per_iteration
     if share > _SENDS_MUCH:
         more = "" if plan.tuned else "; --tune looks for widths that send less"

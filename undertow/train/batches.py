@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undertow.data.packing import IGNORED, Batch
-from undertow.ops.segments import Segments
+from undertow.ops.segments import Segments, moved
 
 
 class Denominators(NamedTuple):
@@ -65,7 +65,7 @@ def flat_batch(batch: Batch, device: torch.device | str = "cpu") -> FlatBatch:
     counts = Denominators(int((labels != IGNORED).sum()), int((mtp_labels != IGNORED).sum()), rows * length, rows)
     sequence = np.repeat(np.arange(rows), length)
     ids, first, second, owner = (
-        torch.from_numpy(x).to(device) for x in (batch.ids.reshape(-1), labels, mtp_labels, sequence)
+        moved(torch.from_numpy(x), torch.device(device)) for x in (batch.ids.reshape(-1), labels, mtp_labels, sequence)
     )
     return FlatBatch(ids, first, second, owner, Segments.from_lengths(lengths, device=device), counts)
 

@@ -9,7 +9,9 @@ import torch
 from undertow.config.errors import DoesNotFit
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective, even_documents
+from undertow.model.kernels import in_kernels
 from undertow.model.peak import Peak, State, peak_bytes
+from undertow.ops.registry import machine, refusal
 
 _GIB = 2**30
 _LASTING = ("weights", "buffers", "optimizer state")
@@ -52,7 +54,8 @@ def step_peak(config: RunConfig, device: torch.device) -> Peak:
     )
     state = State(config.numerics.dtype, train.optimizer, train.state_profile, accumulates=rows < batch)
     documents = even_documents(rows * length, length)
-    return peak_bytes(config.model, documents, state, wanted, gpu=device.type == "cuda")
+    kernels = refusal("linear_cross_entropy_mean", "triton", machine(device)) is None and in_kernels(config)
+    return peak_bytes(config.model, documents, state, wanted, gpu=device.type == "cuda", kernels=kernels)
 
 
 def memory_of(device: torch.device) -> int:

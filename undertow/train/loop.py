@@ -69,6 +69,10 @@ class Trainer:
             for parameter in model.parameters():
                 parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
 
+    def anew(self, packer: Packer, settings: TrainConfig) -> Trainer:
+        """Another one at its beginning, with the same model and optimizer."""
+        return Trainer(self.model, self.optimizer, packer, settings, self.indexer, recompute=self._recompute)
+
     def stage(self, step: int) -> Stage:
         """The settings of a step, counted from 1."""
         return stage_of(step, self.settings, self.indexer)

@@ -51,7 +51,7 @@ def trainer_of(config: RunConfig, text: Text, device: torch.device, checkpoint: 
 
 def _model(config: RunConfig, device: torch.device, resumed: bool) -> Transformer:
     """A fresh model, that of `init_from`, or an empty one where a checkpoint will fill it."""
-    ops = Ops(_choices(config), batch_invariant=config.numerics.batch_invariant, device=device)
+    ops = Ops(choices_of(config), batch_invariant=config.numerics.batch_invariant, device=device)
     dtype = getattr(torch, config.numerics.dtype)
     source = config.init_from
     if resumed:
@@ -94,8 +94,8 @@ def _recomputed(config: RunConfig) -> Collection[int]:
     return () if layers == "none" else layers
 
 
-def _choices(config: RunConfig) -> dict[str, str]:
-    """Backends by operator; those of attention have keys of their own."""
+def choices_of(config: RunConfig) -> dict[str, str]:
+    """Backends by operator; those of attention have keys of their own. Raises `InputError` for both at once."""
     choices: dict[str, str] = dict(config.ops)
     attention = {"sparse_attention": config.attention.backend, "csa_attention": config.attention.csa_backend}
     for op in (op for op in attention if op in choices):

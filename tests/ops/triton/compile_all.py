@@ -21,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).with_name("facts")
 CHIPS = ("gfx942", "gfx950", "sm_90")
-OTHERS = ("norm", "compress", "routing", "grouped", "swiglu", "cross_entropy", "optimizer")
+OTHERS = (
+    *("norm", "hyper", "compress", "routing", "grouped", "quantised", "swiglu", "cross_entropy", "optimizer"),
+    "invariant",
+)
 COMMAND = "python -m tests.ops.triton.compile_all"
 
 Kept = dict[str, dict[str, object]]

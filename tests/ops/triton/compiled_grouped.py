@@ -30,5 +30,6 @@ def cases() -> Iterator[Case]:
     yield "experts, 2048 to 4096", False, partial(both, 256, 4096, 2048)
     yield "experts, 7168 to 2 x 3072", False, partial(both, 384, 6144, 7168)
     yield "experts, 3072 to 7168", False, partial(both, 384, 7168, 3072)
+    yield "128 experts, 4096 to 2 x 2048", False, partial(both, 128, 4096, 4096)
     yield "32 experts, 4096 to 2 x 2048", False, partial(both, 32, 4096, 4096)
     yield "main gradients of 4096 to 2 x 2048", False, partial(added, 256, 4096, 4096)

@@ -44,6 +44,7 @@ def cases() -> Iterator[Case]:
             partial(experts, scheme, 384, 256, 4096, 4096),
         )
         yield f"{name}, 4096 rows, 3072 to 7168", False, partial(experts, scheme, 4096, 384, 7168, 3072)
+        yield f"{name}, 16384 rows, 3072 to 7168", False, partial(experts, scheme, 16384, 384, 7168, 3072)
         yield f"{name}, 24576 rows, 7168 to 2 x 3072", False, partial(experts, scheme, 49152, 384, 6144, 7168)
     yield "fp8 in fnuz, 384 rows", False, partial(experts, WEIGHTS.in_dialect("fnuz"), 384, 256, 4096, 2048)
     for rows in (1, 64, 4096):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -167,16 +168,19 @@ def test_tensor_and_context_divide_activations():
 
 def test_one_gpu_equals_the_peak_of_the_model():
     config = ModelConfig.from_preset("v4-small")
-    m = Microbatch(config, Geometry(), Batch(4, 512, 2), "reference", "bfloat16", Objective(balance_rows=2))
+    m = Microbatch(config, Geometry(), Batch(16, 512, 8), "reference", "bfloat16", Objective(balance_rows=8))
     profile = state_profile("muon-fp32")
     layout = parse_layout("Et*9mL")
     memory = MemoryModel(m, profile).plan([[Held(Stage.of(layout, 0), 1)]], 141 * 10**9)
-    expected = peak_bytes(config, even_documents(1024, 512), profile.profile, Objective(balance_rows=2))
+    expected = peak_bytes(config, even_documents(4096, 512), profile.profile, Objective(balance_rows=8))
     assert memory.peak.total_bytes == expected.total and memory.uncalibrated == ()
     again = MemoryModel(m, profile).plan(
         [[Held(Stage.of(layout, 0), 1)]], 141 * 10**9, recompute=Recompute.of(range(9))
     )
     assert again.peak.total_bytes < memory.peak.total_bytes
+    kernels = MemoryModel(replace(m, kernels=True), profile).plan([[Held(Stage.of(layout, 0), 1)]], 141 * 10**9)
+    of_kernels = peak_bytes(config, even_documents(4096, 512), profile.profile, Objective(balance_rows=8), kernels=True)
+    assert kernels.peak.total_bytes == of_kernels.total < memory.peak.total_bytes
 
 
 def test_reference_on_several_gpus():

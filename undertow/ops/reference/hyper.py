@@ -91,12 +91,31 @@ def hyper_coefficients(
     return pre, post, sinkhorn(mix, iterations, eps)
 
 
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, streams: Tensor, fn: Tensor, eps: float, linear: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        flat = wide(streams.flatten(1))
+        mean = twinned(flat.square()).mean(-1, keepdim=True)[: len(flat)]
+        inverse = torch.rsqrt(mean + eps)
+        out = linear(flat, wide(fn)).mul_(inverse)
+        ctx.save_for_backward(streams, fn, inverse, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        streams, fn, inverse, out = ctx.saved_tensors
+        flat, slope = wide(streams.flatten(1)), grad * inverse
+        # The RMS takes out what of the gradient lies along the row.
+        along = (grad * out).sum(-1, keepdim=True) * inverse.square() / flat.shape[1]
+        of_flat = torch.addcmul(slope @ wide(fn), flat, along, value=-1.0)
+        return of_flat.view_as(streams).to(streams.dtype), (slope.t() @ flat).to(fn.dtype), None, None
+
+
 def project(streams: Tensor, fn: Tensor, eps: float, linear: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """`rms(flatten(streams)) @ fn.T` in float32, the RMS divided out after the product. `[T, n, d] -> [T, rows of
-    fn]`."""
-    flat = wide(streams.flatten(1))
-    mean = twinned(flat.square()).mean(-1, keepdim=True)[: len(flat)]
-    return linear(flat, wide(fn)) * torch.rsqrt(mean + eps)
+    fn]`. Kept for backward are the streams in their own type."""
+    return _Project.apply(streams, fn, eps, linear)
 
 
 class _Collapse(torch.autograd.Function):

@@ -16,6 +16,7 @@ from undertow.config.writing import write_file
 from undertow.model.flops import layer_flops
 from undertow.planner.calibration.fields import Fields, read_fields
 from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row, check_constant
+from undertow.planner.calibration.operators_file import operators_document, operators_of
 from undertow.planner.geometry import build_geometry, check_batch, check_model
 from undertow.planner.memory.activations import Implementation
 from undertow.planner.memory.recompute import read_recompute
@@ -50,8 +51,11 @@ def read_measurements(path: Path, own: tuple[Gpu, ...] = ()) -> Measurements:
 
 
 def read_calibration(path: Path, own: tuple[Gpu, ...] = ()) -> Calibration:
-    """Measured runs with what was fitted to them, as `write_calibration` leaves them. Raises as `read_measurements`."""
+    """Measured runs with what was fitted to them, or rates of operators, as `write_calibration` leaves them. Raises as
+    `read_measurements`."""
     fields = read_fields(path)
+    if fields.has("kind"):
+        return operators_of(fields, own)
     measured = _measurements(fields, own)
     if not fields.has("fitted"):
         raise ConfigError(f"{path}: fitted is missing, these are measurements alone; fit them first with --calibrate")
@@ -67,6 +71,8 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
     """A calibration as plain values: what `read_calibration` takes."""
+    if calibration.of_operators:
+        return operators_document(calibration)
     measured, geometry = calibration.measured, calibration.measured.geometry
     core = {
         kind: {"forward": times.forward.value, "backward": times.backward.value}

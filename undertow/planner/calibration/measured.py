@@ -151,6 +151,12 @@ class Calibration:
         """The runs."""
         return self.measured.rows
 
+    @property
+    def of_operators(self) -> bool:
+        """Whether single operators were measured on one GPU, and no runs: then `rows` are empty, and implementation,
+        state and widths of `measured` say nothing."""
+        return self.rates.operators is not None
+
     @cached_property
     def memory(self) -> MemoryCalibration | None:
         """The fitted constant, if there is one."""

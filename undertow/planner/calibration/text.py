@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from undertow.planner.calibration.measured import Calibration
+from undertow.planner.calibration.operators_text import operators_text
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """Rates, constant, a line a row (measured, fitted, error), and warnings."""
+    """Rates, constant, a line a row (measured, fitted, error), and warnings; of operators, see `operators_text`."""
+    if calibration.of_operators:
+        return operators_text(calibration)
     measured, rates = calibration.measured, calibration.rates
     lines = [
         f"calibration {measured.name}: {measured.preset} on {measured.geometry.gpus}x{measured.gpu.name}, "

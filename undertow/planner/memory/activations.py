@@ -2,7 +2,8 @@
 
 Three implementations are known. `tight` is what a fully fused one must keep; `primus` is what the autograd functions of
 the published MI355X run keep (fused kernels, one kernel for dispatch and experts, whose first product has the rows of
-the worst case); `reference` is Undertow's own operators. The first two are in bfloat16 for sequences of one document.
+the worst case); `reference` is Undertow's own operators, plain or in kernels. The first two are in bfloat16 for
+sequences of one document.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def implementation_of(name: str) -> Implementation:
 @dataclass(frozen=True)
 class Microbatch:
     """One forward pass on one rank. `rows` are the tokens of attention; streams, norms and experts have `own`, its part
-    where tensor parallelism splits a sequence. Type and objective matter to the reference alone."""
+    where tensor parallelism splits a sequence. Type, objective and whether the operators are `kernels` matter to the
+    reference alone."""
 
     config: ModelConfig
     geometry: Geometry
@@ -58,6 +60,7 @@ class Microbatch:
     implementation: Implementation
     dtype: Dtype = "bfloat16"
     objective: Objective = field(default_factory=lambda: Objective(distil=False))
+    kernels: bool = False
 
     @property
     def rows(self) -> int:
@@ -79,7 +82,7 @@ class Microbatch:
     def pass_(self) -> Pass:
         """The forward pass as the reference's closed forms take it: one document a sequence, or its part."""
         length = self.batch.sequence_length // self.geometry.context
-        return Pass(self.config, (length,) * self.batch.micro_batch, self.dtype)
+        return Pass(self.config, (length,) * self.batch.micro_batch, self.dtype, self.kernels)
 
 
 def pool_rows(config: ModelConfig, geometry: Geometry, tokens: int) -> int:

@@ -221,7 +221,7 @@ class MemoryModel:
         m, state = self.m, self.profile.profile
         assert isinstance(state, State)
         objective = replace(m.objective, recompute=m.objective.recompute | recompute.layers)
-        peak = peak_bytes(m.config, m.pass_.documents, state, objective)
+        peak = peak_bytes(m.config, m.pass_.documents, state, objective, kernels=m.kernels)
         return tuple(Term(part.name, part.bytes, part.basis) for part in peak.parts if part.bytes)
 
     def _activations(self, held: Sequence[Held], recompute: Recompute) -> list[Term]:
@@ -257,6 +257,6 @@ class MemoryModel:
             local = m.config.model_copy(update={"n_routed_experts": m.config.n_routed_experts // m.geometry.expert})
             state = self.profile.profile if isinstance(self.profile.profile, State) else State(m.dtype)
             beside = ("buffers", "held beside", "transient", "library workspaces")
-            parts = peak_bytes(local, m.pass_.documents, state, m.objective).parts
+            parts = peak_bytes(local, m.pass_.documents, state, m.objective, kernels=m.kernels).parts
             terms += [Term(part.name, part.bytes, "estimated") for part in parts if part.name in beside]
         return tuple(terms)

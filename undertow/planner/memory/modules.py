@@ -51,22 +51,28 @@ def check_modules(implementation: Implementation, recompute: Recompute) -> None:
 
 
 def module_seconds(
-    config: ModelConfig, layer: int, rows: float, length: int, rate: float, core: float
+    config: ModelConfig,
+    layer: int,
+    rows: float,
+    length: int,
+    rate: float,
+    core: float,
+    per_byte: float = OPERATIONS_PER_BYTE,
 ) -> Mapping[Module, float]:
     """Seconds that each module of a layer adds to the backward pass of `rows` of `length` tokens, by name.
 
     Products run at `rate` operations a second, which contains what is elementwise about them; `core` are the seconds of
-    the attention core, whose output is turned back besides.
+    the attention core, whose output is turned back besides. A byte takes as long as `per_byte` operations.
     """
     t, d, streams = rows * length, config.hidden_size, config.hc_mult
     wide, inner = config.num_attention_heads * config.head_dim, config.moe_intermediate_size
     latent = config.o_groups * config.o_lora_rank
     return {
-        "mixer_norm": OPERATIONS_PER_BYTE * 2 * t * streams * d * (2 + 4) / rate,
+        "mixer_norm": per_byte * 2 * t * streams * d * (2 + 4) / rate,
         "query": 2 * t * config.q_lora_rank * wide / rate,
-        "attention_core": core + OPERATIONS_PER_BYTE * t * wide * (2 + 2) / rate,
+        "attention_core": core + per_byte * t * wide * (2 + 2) / rate,
         "output": 2 * t * (wide * config.o_lora_rank + latent * d) / rate,
-        "expert_activation": OPERATIONS_PER_BYTE * t * config.num_experts_per_tok * inner * (4 + 2) / rate,
+        "expert_activation": per_byte * t * config.num_experts_per_tok * inner * (4 + 2) / rate,
         "shared_expert": 2 * t * 3 * d * inner * config.n_shared_experts / rate,
         "moe": rows * layer_flops(config, layer, length)["moe"] / rate,
     }

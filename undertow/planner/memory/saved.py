@@ -181,6 +181,6 @@ class SavedTable:
 
 def _by_place(m: Microbatch, objective: Objective) -> dict[str, int]:
     p, sums = m.pass_, defaultdict(int)
-    for term in saved_terms(p.config, p.documents, p.dtype, objective):
+    for term in saved_terms(p.config, p.documents, p.dtype, objective, kernels=p.kernels):
         sums[term.place] += term.bytes
     return dict(sums)

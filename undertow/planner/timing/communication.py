@@ -53,9 +53,10 @@ class Communication:
             time._replace(forward=time.forward + forward, backward=time.backward + backward),
         )
 
-    def embedding(self) -> StageTime:
-        """The embedding: with no work to hide behind it is gathered once an iteration, however weights are shared."""
-        return self._with_weights(self.memory.embedding, StageTime(0.0, 0.0, 0.0), once=True)
+    def embedding(self, time: StageTime) -> StageTime:
+        """The embedding, which takes `time`: with no work to hide behind it is gathered once an iteration, however
+        weights are shared."""
+        return self._with_weights(self.memory.embedding, time, once=True)
 
     def head(self, time: StageTime) -> StageTime:
         """The output head, which computes for `time`."""

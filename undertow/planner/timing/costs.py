@@ -1,4 +1,5 @@
-"""Seconds of a layer and of a stage, from operations at fitted rates and measured times of the attention core.
+"""Seconds of a layer and of a stage, from operations at fitted rates and measured times of the attention core, or from
+rates of every operator.
 
 Two classes of rate are the fewest that reproduce the published runs: the large products of the heads run nearer to the
 peak than the rest. What is not counted (collectives, the optimizer's step, waits of the host) is in the fitted rates.
@@ -17,6 +18,7 @@ from undertow.planner.memory.recompute import NONE, Module, Recompute
 from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import Pace
 from undertow.planner.pipeline.timeline import StageTime, Time
+from undertow.planner.timing.operators import COPY, head_seconds, layer_seconds
 from undertow.planner.timing.rates import Core, Rates
 
 _NOTHING = StageTime(0.0, 0.0, 0.0, 0.0)
@@ -25,13 +27,20 @@ _NOTHING = StageTime(0.0, 0.0, 0.0, 0.0)
 @dataclass(frozen=True)
 class MicrobatchShape:
     """What a stage works on at once: `rows` of `sequence_length` tokens, over `sharing` GPUs (tensor times context
-    parallel, taken to divide all work evenly), and whether the indexer is frozen."""
+    parallel, taken to divide all work evenly), whether the indexer is frozen, and how many GPUs share out the
+    experts."""
 
     config: ModelConfig
     sequence_length: int
     rows: int = 1
     sharing: int = 1
     frozen_indexer: bool = False
+    expert: int = 1
+
+    @property
+    def tokens(self) -> float:
+        """Those of one GPU."""
+        return self.rows * self.sequence_length / self.sharing
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ def model_times(shape: MicrobatchShape, rates: Rates) -> ModelTimes:
 
     All but the attention core: operations over the matrix rate, twice of them backward, half of that for the weights.
     The measured times of the core are scaled by its operations where the shape is another; neither it nor the scores of
-    the indexer have a weight gradient. Logits run at the heads' rate.
+    the indexer have a weight gradient. Logits run at the heads' rate. With rates of single operators, see
+    `layer_seconds` and `head_seconds`.
     """
     config, length = shape.config, shape.sequence_length
     rows = shape.rows / shape.sharing
@@ -82,30 +92,43 @@ def model_times(shape: MicrobatchShape, rates: Rates) -> ModelTimes:
         _product(2 * rows * length * config.hc_mult**2 * width / matrix),
         _product(2 * rows * length * config.vocab_size * width / heads),
     )
+    operators = rates.operators
+    if operators is not None:
+        head = head_seconds(shape, operators)
     projection = _product(2 * rows * length * 2 * width * width / matrix)
 
     def block(layer: int) -> StageTime:
         kind, work = config.kind(layer), layer_flops(config, layer, length)
         core = _core(rates, kind)
         share = rows * work.pop("scores") / core.operations * 1e-3
-        forward = rows * sum(work.values()) / matrix
-        learnt = forward - (rows * work["indexer"] / matrix if shape.frozen_indexer else 0)
-        unweighted = index_scores(config, length) if work["indexer"] and not shape.frozen_indexer else 0
-        time = StageTime(
-            forward + core.forward.value * share,
-            2 * learnt + core.backward.value * share,
-            learnt - rows * unweighted / matrix,
-        )
+        attention = StageTime(core.forward.value * share, core.backward.value * share)
+        if operators is None:
+            time = _fitted(shape, rows * sum(work.values()) / matrix, work["indexer"], rows / matrix)
+        else:
+            time = add(*layer_seconds(shape, operators, layer).values())
+        time = add(time, attention)
         return time if layer < config.num_hidden_layers else add(time, projection, head)
 
     def modules(layer: int) -> Mapping[Module, float]:
         kind, scores = config.kind(layer), layer_flops(config, layer, length)["scores"]
         core = _core(rates, kind)
         seconds = core.forward.value * rows * scores / core.operations * 1e-3
-        return module_seconds(config, layer, rows, length, matrix, seconds)
+        if operators is None:
+            return module_seconds(config, layer, rows, length, matrix, seconds)
+        moe = float(layer_seconds(shape, operators, layer)["moe"].forward)
+        per_byte = matrix / operators.rates[COPY].value
+        return {**module_seconds(config, layer, rows, length, matrix, seconds, per_byte), "moe": moe}
 
     blocks = tuple(block(layer) for layer in range(len(config.compress_ratios)))
     return ModelTimes(config, blocks, head, modules=tuple(map(modules, range(config.num_hidden_layers))))
+
+
+def _fitted(shape: MicrobatchShape, forward: float, indexer: float, each: float) -> StageTime:
+    """All but the attention core of a layer, `indexer` operations of `each` seconds among its `forward` seconds."""
+    frozen = shape.frozen_indexer
+    learnt = forward - (indexer * each if frozen else 0)
+    unweighted = index_scores(shape.config, shape.sequence_length) if indexer and not frozen else 0
+    return StageTime(forward, 2 * learnt, learnt - unweighted * each)
 
 
 def _core(rates: Rates, kind: LayerKind) -> Core:

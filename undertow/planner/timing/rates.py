@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from undertow.config.model import LayerKind, ModelConfig
 
-Mark = Literal["measured", "fitted", "scaled"]
+if TYPE_CHECKING:
+    from undertow.planner.timing.operators import OperatorRates
+
+Mark = Literal["measured", "fitted", "scaled", "ceiling"]
+"""`ceiling`: measured of a large copy or product, more than the operator reaches."""
 
 _TIMELESS = {
     "indexer", "initializer_range", "rms_norm_eps", "hc_eps", "swiglu_limit", "routed_scaling_factor", "rope_theta",
@@ -29,6 +33,10 @@ class Figure:
         """The number scaled, marked so."""
         return Figure(self.value * factor, "scaled", f"{why}; {self.source}")
 
+    def in_units_of(self, unit: float) -> Figure:
+        """The same number in other units, to two decimals."""
+        return replace(self, value=round(self.value / unit, 2))
+
 
 @dataclass(frozen=True)
 class Core:
@@ -45,7 +53,8 @@ class Rates:
 
     `matrix_tflops` is the algorithmic rate of all but the attention core and the logits, `head_tflops` that of the
     logits, both per GPU. They were fitted to runs of `config` on rows of `sequence_length` tokens. `core` has the kinds
-    of layer that were measured.
+    of layer that were measured. Where single `operators` were measured and no runs, these two are those of one large
+    product and of the loss, and layers are timed by `operators`.
     """
 
     name: str
@@ -55,6 +64,7 @@ class Rates:
     matrix_tflops: Figure
     head_tflops: Figure
     core: Mapping[LayerKind, Core]
+    operators: OperatorRates | None = None
 
     def covers(self, config: ModelConfig, sequence_length: int) -> bool:
         """Whether this is the shape and the GPU of the fit, whichever query path the indexer has."""
@@ -74,4 +84,5 @@ class Rates:
                 kind: Core(core.forward.times(1 / factor, why), core.backward.times(1 / factor, why), core.operations)
                 for kind, core in self.core.items()
             },
+            operators=self.operators and self.operators.scaled(factor, why),
         )

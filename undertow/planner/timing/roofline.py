@@ -12,6 +12,8 @@ from undertow.model.flops import layer_flops
 from undertow.model.weights import Weight, collapse_weights, layer_weights, table_weight
 from undertow.planner.memory.parameters import local
 from undertow.planner.task import Task
+from undertow.planner.timing.costs import MicrobatchShape
+from undertow.planner.timing.operators import layer_seconds
 
 _BF16 = 2
 _PLACES = {"attn.compressor.": "compressor", "attn.indexer.": "indexer", "attn.w": "projections", "ffn.": "moe"}
@@ -96,7 +98,12 @@ def _pieces(task: Task) -> Iterator[_Piece]:
         return _Piece(name, flops, size, flops / rate, 2 * flops / rate)
 
     head = [weight for weight in collapse_weights(config) if weight.name == "hc_head.fn"]
+    shape = MicrobatchShape(
+        config, length, task.batch.micro_batch, task.geometry.sequence_ranks, task.frozen_indexer, task.geometry.expert
+    )
+    operators = rates.operators
     for layer in range(len(config.compress_ratios)):
+        timed = {} if operators is None else layer_seconds(shape, operators, layer)
         kind, weights = config.kind(layer), layer_weights(config, layer)
         for term, flops in layer_flops(config, layer, length).items():
             if not flops:
@@ -104,7 +111,9 @@ def _pieces(task: Task) -> Iterator[_Piece]:
             held = [weight for weight in weights if _term(weight) == term]
             name = f"{_NAMES[term]}, {kind.upper()}" if term in _BY_KIND else _NAMES[term]
             made = piece(name, rows * flops, _values(config, term, layer, length), held, matrix)
-            if term == "indexer" and task.frozen_indexer:
+            if term in timed:
+                made = replace(made, forward=float(timed[term].forward), backward=float(timed[term].backward))
+            elif term == "indexer" and task.frozen_indexer:
                 made = replace(made, backward=0.0)
             yield _core(task, kind, made) if term == "scores" else made
         if layer >= config.num_hidden_layers:

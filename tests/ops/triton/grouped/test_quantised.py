@@ -71,8 +71,14 @@ def check(scheme, counts, out, depth, device):
 @SCHEME
 @pytest.mark.parametrize(
     ("counts", "out", "depth"),
-    [((1,), 16, 128), ((0, 1, 2, 0, 1), 144, 256), ((3, 0, 40, 1), 80, 256), ((130, 0, 67), 144, 128)],
-    ids=["one row", "few", "some", "many"],
+    [
+        ((1,), 16, 128),
+        ((0, 1, 10, 0, 1), 144, 256),
+        ((3, 0, 40, 1), 80, 256),
+        ((33, 30), 80, 128),
+        ((130, 0, 67), 144, 128),
+    ],
+    ids=["one row", "few", "several", "some", "many"],
 )
 def test_experts(scheme, counts, out, depth, device):
     check(scheme, counts, out, depth, device)
@@ -154,7 +160,12 @@ def test_parts_fill_the_chip(device, monkeypatch):
     assert launch._parts(1, 3, torch.device("cpu")) == 1
 
 
-CHANGES = [{"TURNED": 1}, {"BN": 32, "BK": 64, "GROUP": 1}, {"TURNED": 1, "BM": 32, "BN": 128, "GROUP": 2}]
+CHANGES = [
+    {"TURNED": 1},
+    {"BN": 32, "BK": 64, "GROUP": 1},
+    {"TURNED": 1, "BM": 32, "BN": 128, "GROUP": 2},
+    {"TURNED": 1, "BM": 8},
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -173,7 +184,9 @@ def test_operands_as_they_come(device):
 
 
 def test_kinds():
-    assert [kind(rows, 4) for rows in (1, 32, 33, 256, 257)] == ["few", "few", "some", "some", "many"]
+    assert [kind(rows, 4) for rows in (1, 12, 13, 64, 65, 256, 257)] == [
+        *("few", "few", "several", "several", "some", "some", "many")
+    ]
     assert all(set(chip) <= set(DEFAULT) for chip in TILES.values())
     # A step of FP8 stays within a block, and so do the columns of a tile.
     for tile in (tile for chip in (DEFAULT, *TILES.values()) for name, tile in chip.items() if "fp8" in name):
@@ -184,6 +197,10 @@ def test_refusals():
     x, weight = torch.ones(4, 128, dtype=torch.bfloat16), quantise(torch.ones(2, 16, 128), WEIGHTS)
     assert refusal(x, weight) is None
     assert refusal(x, quantise(torch.ones(2, 16, 128), MXFP4)) is None
+    learns = x.clone().requires_grad_()
+    assert refusal(learns, weight) == "gradients of the rows are wanted, and there is no kernel for them"
+    with torch.no_grad():
+        assert refusal(learns, weight) is None
     assert refusal(x.float(), weight) == "rows are float32; they must be bfloat16"
     other = quantise(torch.ones(2, 16, 128), Scheme(E4M3, Block(1, 128)))
     assert refusal(x, other) == ("weights are e4m3, blocks of 1x128, ue8m0 scales; blocks of FP8 must be 128x128")

@@ -22,10 +22,9 @@ def few(device, monkeypatch):
     if device != "cpu":
         return
     changes = {
-        "project": {"PROGRAMS": 4, "SLAB": 64},
-        "collapse": {"TOKENS": 4},
+        "read": {"PROGRAMS": 4, "SLAB": 64},
         "slopes": {"PROGRAMS": 3},
-        "spread": {"PROGRAMS": 4, "M": 16},
+        "spread": {"PROGRAMS": 4, "TOGETHER": 2, "M": 16},
     }
     for kernel, change in changes.items():
         monkeypatch.setitem(tiles.DEFAULT, kernel, {**tiles.DEFAULT[kernel], **change})

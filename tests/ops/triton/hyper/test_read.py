@@ -60,7 +60,7 @@ def test_values_and_gradients(tokens, n, width, iterations, device):
 
 
 def test_several_slabs_and_chunks(device, monkeypatch):
-    monkeypatch.setitem(tiles.DEFAULT, "project", {**tiles.DEFAULT["project"], "SLAB": 32})
+    monkeypatch.setitem(tiles.DEFAULT, "read", {**tiles.DEFAULT["read"], "SLAB": 32})
     Call(70, 2, 16, device, iterations=1).check()
 
 

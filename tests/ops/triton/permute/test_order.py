@@ -14,7 +14,7 @@ def poisoned(monkeypatch):
     """What is read without having been written shows."""
     monkeypatch.setattr(
         module.torch, "empty", lambda size, dtype, device: torch.full(
-            size if isinstance(size, tuple) else (size,), -(1 << 30), dtype=dtype, device=device
+            size if isinstance(size, tuple) else (size,), torch.iinfo(dtype).max, dtype=dtype, device=device
         )
     )  # fmt: skip
 
@@ -47,16 +47,27 @@ def test_int32_and_strides(device):
     check(indices.int(), 9, device)
 
 
-def test_several_blocks_in_each_span(device, monkeypatch):
-    monkeypatch.setattr(module, "SPANS", 3)
-    check(Draw("spans").integers(30, 260, 5), 30, device)
-
-
-def test_spans_shorter_than_what_is_counted_at_a_time(device, monkeypatch):
+@pytest.mark.parametrize(
+    ("smaller", "sizes"),
+    [
+        ({"SPANS": 3}, (260, 5, 30)),
+        ({"SPANS": 1}, (300, 3, 9)),  # more choices of a span than a byte counts
+        ({"BLOCK": 32, "OTHERS": 16, "PARTS": 4}, (70, 3, 11)),  # spans shorter than what is counted at a time
+    ],
+)
+def test_other_spans(smaller, sizes, device, monkeypatch):
     shipped = module.tiles
-    smaller = {"place": {"BLOCK": 32, "OTHERS": 16, "PARTS": 4}}
-    monkeypatch.setattr(module, "tiles", lambda device, kernel: {**shipped(device, kernel), **smaller.get(kernel, {})})
-    check(Draw("short").integers(11, 70, 3), 11, device)
+    more = {"place": smaller}
+    monkeypatch.setattr(module, "tiles", lambda device, kernel: {**shipped(device, kernel), **more.get(kernel, {})})
+    tokens, k, experts = sizes
+    check(Draw(sizes).integers(experts, tokens, k), experts, device)
+
+
+def test_all_of_a_span_choose_one(device, monkeypatch):
+    """As many as a span has: a number of its own size must hold them."""
+    shipped = module.tiles
+    monkeypatch.setattr(module, "tiles", lambda device, kernel: {**shipped(device, kernel), "SPANS": 2, "BLOCK": 256})
+    check(torch.full((256, 2), 3), 5, device)
 
 
 def test_no_tokens(device):

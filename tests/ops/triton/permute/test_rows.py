@@ -24,7 +24,9 @@ def poisoned(monkeypatch):
 
     def empty(size, dtype, device):
         size = size if isinstance(size, tuple) else (size,)
-        return torch.full(size, float("nan") if dtype.is_floating_point else -(1 << 30), dtype=dtype, device=device)
+        return torch.full(
+            size, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype, device=device
+        )
 
     monkeypatch.setattr(rows_module.torch, "empty", empty)
 

@@ -17,9 +17,10 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from undertow.ops.triton.cross_entropy.products import matrix, product
 from undertow.ops.triton.cross_entropy.rows import cross_entropy_rows, scale_unless_one
 from undertow.ops.triton.cross_entropy.tiles import tiles
+from undertow.ops.triton.invariant.product import product as row_by_row
+from undertow.ops.triton.products import matrix, product
 
 _ROUNDED = 2
 """Most chunks of a mean whose products are added in the type of the weight's gradient."""
@@ -29,8 +30,6 @@ def refusal(
     hidden: Tensor, weight: Tensor, labels: Tensor, upstream: float = 1.0, *, invariant: bool = False
 ) -> str | None:
     """Why the kernels cannot serve a call with these operands, or None if they can."""
-    if invariant:
-        return "a row's products depend on how many share the call, and batch_invariant is on"
     for name, x in (("hidden states", hidden), ("the weight", weight)):
         if x.dtype != torch.bfloat16:
             return f"the kernels compute in bfloat16, and {name} of this call in {str(x.dtype).removeprefix('torch.')}"
@@ -42,7 +41,11 @@ def refusal(
 class _Batch:
     """What a pass over the rows works on: operands, and the results for each row."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, normaliser: Tensor | None = None):
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, normaliser: Tensor | None = None, *,
+        invariant: bool = False,
+    ):  # fmt: skip
+        self.invariant = invariant
         self.hidden, self.weight, self.labels, self.z_loss = hidden, weight, labels, float(z_loss)
         self.known = normaliser is not None
         self.chunk = tiles(hidden.device, "chunk")
@@ -61,7 +64,10 @@ class _Batch:
         for first in range(start, stop, size):
             part = slice(first, min(first + size, stop))
             logits = self._room[: part.stop - first]
-            product(self.hidden[part], self.weight.t(), logits)
+            if self.invariant:
+                row_by_row(self.hidden[None, part], self.weight[None], logits[None])
+            else:
+                product(self.hidden[part], self.weight.t(), logits)
             made = None if slopes is None else slopes[first - start :]
             cross_entropy_rows[(len(logits),)](
                 logits, self.labels[part], None if self.losses is None else self.losses[part], self.normaliser[part],
@@ -106,8 +112,8 @@ class _Batch:
                 product(made.t(), scaled, total, add=start > 0, factor=alone)
 
 
-def _results(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
-    batch = _Batch(hidden, weight, labels, z_loss)
+def _results(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, invariant: bool) -> tuple[Tensor, Tensor]:
+    batch = _Batch(hidden, weight, labels, z_loss, invariant=invariant)
     batch.pass_rows(0, len(hidden), None)
     assert batch.losses is not None
     return batch.losses, batch.normaliser
@@ -115,10 +121,12 @@ def _results(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> t
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
-        losses, normaliser = _results(hidden, weight, labels, z_loss)
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, invariant: bool
+    ) -> tuple[Tensor, Tensor]:
+        losses, normaliser = _results(hidden, weight, labels, z_loss, invariant)
         ctx.save_for_backward(hidden, weight, labels, normaliser)
-        ctx.z_loss = z_loss
+        ctx.z_loss, ctx.invariant = z_loss, invariant
         ctx.mark_non_differentiable(normaliser)
         return losses, normaliser
 
@@ -126,16 +134,17 @@ class _Rows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[override]
         hidden, weight, labels, normaliser = ctx.saved_tensors
-        batch = _Batch(hidden, weight, labels, ctx.z_loss, normaliser)
-        return *batch.gradients(*ctx.needs_input_grad[:2], upstream=grad), None, None
+        batch = _Batch(hidden, weight, labels, ctx.z_loss, normaliser, invariant=ctx.invariant)
+        return *batch.gradients(*ctx.needs_input_grad[:2], upstream=grad), None, None, None
 
 
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, count: int, z_loss: float, upstream: float
-    ) -> tuple[Tensor, Tensor]:
-        batch = _Batch(hidden, weight, labels, z_loss)
+        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, count: int, z_loss: float, upstream: float,
+        invariant: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        batch = _Batch(hidden, weight, labels, z_loss, invariant=invariant)
         ctx.save_for_backward(*batch.gradients(*ctx.needs_input_grad[:2], factor=upstream / count))
         ctx.upstream = upstream
         ctx.mark_non_differentiable(batch.normaliser)
@@ -153,7 +162,7 @@ class _Mean(torch.autograd.Function):
                 scale_unless_one[(programs,)](x, factor, x.numel(), **tile)
                 # They become the gradients themselves: a second backward pass is torch's error, not a wrong result.
                 torch.autograd.graph.increment_version(x)
-        return *made, None, None, None, None
+        return *made, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -161,10 +170,11 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Loss and log-normaliser of each row, both `[N]` float32: as the reference's `linear_cross_entropy`.
 
-    `hidden [N, d]`, `weight [V, d]` bfloat16, `labels [N]` int64; `invariant` must be off. The backward pass makes the
-    logits once more. A label outside the vocabulary gives a loss of NaN, where the reference raises.
+    `hidden [N, d]`, `weight [V, d]` bfloat16, `labels [N]` int64. The backward pass makes the logits once more. A label
+    outside the vocabulary gives a loss of NaN, where the reference raises. With `invariant` a row's results have the
+    same bits whatever shares the call: its logits, and their sum from the first to the last, are its own.
     """
-    return _Rows.apply(hidden.contiguous(), weight.contiguous(), labels.contiguous(), z_loss)
+    return _Rows.apply(hidden.contiguous(), weight.contiguous(), labels.contiguous(), z_loss, invariant)
 
 
 def linear_cross_entropy_mean(
@@ -178,6 +188,6 @@ def linear_cross_entropy_mean(
     """
     operands = hidden.contiguous(), weight.contiguous(), labels.contiguous()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _Mean.apply(*operands, count, z_loss, upstream)
-    losses, normaliser = _results(*operands, z_loss)
+        return _Mean.apply(*operands, count, z_loss, upstream, invariant)
+    losses, normaliser = _results(*operands, z_loss, invariant)
     return losses.sum() / count, normaliser

@@ -23,6 +23,8 @@ from undertow.quant.scheme import MXFP4, WEIGHTS
 def refusal(x: Tensor, weight: Quantised) -> str | None:
     """Why the kernels cannot serve a call with these operands, or None if they can."""
     scheme = weight.scheme
+    if x.requires_grad and torch.is_grad_enabled():
+        return "gradients of the rows are wanted, and there is no kernel for them"
     if x.dtype != torch.bfloat16:
         return f"rows are {str(x.dtype).removeprefix('torch.')}; they must be bfloat16"
     if scheme.block != (MXFP4 if scheme.format is E2M1 else WEIGHTS).block:

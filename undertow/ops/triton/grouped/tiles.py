@@ -5,6 +5,8 @@ each other are taken before the next column. `PARTS` a tile is written in. `PROG
 all tiles, 0 for a program per tile; `FLATTEN` makes one loop of tiles and steps, so that the loads of the next tile
 begin before the last one is written. `outer, few rows` is for sums so short that a tile is mostly written, which
 another program's product then hides. A chip that is not listed takes `DEFAULT`, which fits 64 KiB of shared memory.
+
+`product` and `turned` have one tile for any number of rows: a row's bits must not follow from it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ TILES: Mapping[str, Mapping[str, Tiles]] = {
         "product": {**_LARGE, "num_stages": 3},
         "turned": {**_LARGE, "num_stages": 3},
         "outer": {**_LARGE, "GROUP": 4},
-        "outer, few rows": {**_LARGE, "BN": 128, "PROGRAMS": 2, "num_stages": 3, "num_warps": 4},
+        "outer, few rows": {**_LARGE, "BN": 128, "BK": 32, "GROUP": 2, "PROGRAMS": 2, "num_warps": 4},
         "outer added": {**_LARGE, "PARTS": 4, "num_stages": 3},
     },
 }

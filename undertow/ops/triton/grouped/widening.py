@@ -62,8 +62,7 @@ def widened_e2m1(words, told, BY_PAIRS: tl.constexpr):
     code = told.to(tl.int32)
     if BY_PAIRS:
         # 2^(126 - 32) of it are for the codes. What is above the range of bfloat16, and NaN, becomes infinite.
-        bits = (tl.minimum(code, 161) + 94) << 7
-        factor = bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        factor = (code << 7).to(tl.int16).to(tl.bfloat16, bitcast=True) * tl.full((), 2.0**94, tl.bfloat16)
     else:
         factor = power_of_two(code)
     factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (high, groups, 8)), (high, groups * 8))

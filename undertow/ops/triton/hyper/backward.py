@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from undertow.ops.triton.hyper.project import padded
-from undertow.ops.triton.hyper.rows import streams_at
+from undertow.ops.triton.hyper.rows import streams_at, widened
 from undertow.ops.triton.hyper.sinkhorn import back, sigmoid
 from undertow.ops.triton.hyper.spread import hyper_finish, hyper_spread
-from undertow.ops.triton.hyper.tiles import tiles
+from undertow.ops.triton.hyper.tiles import stages, tiles
 
 
 @triton.jit
@@ -57,18 +57,20 @@ def _of_coefficients(
     tl.store(add + ROWS - N, tl.sum(along, 0))
     total = along * of_post
 
-    square = (i[:, None] * N + i[None, :])[None, :, :]
-    seen = here[:, None, None]
-    logit = tl.load(logits + t[:, None, None] * ROWS + 2 * N + square, seen, other=0.0)
+    # A matrix is a row of numbers but for the iteration, so that its numbers are those of neighbouring threads.
+    q = tl.arange(0, N * N)
+    logit = tl.load(logits + t[:, None] * ROWS + 2 * N + q[None, :], here[:, None], other=0.0)
     of_mix = tl.load(scale + 2)
-    grad = tl.load(grad_mix + t[:, None, None] * (N * N) + square, seen, other=0.0)
-    slope = back(logit * of_mix + tl.load(base + 2 * N + square), grad, eps, ITERATIONS)
-    at = slopes + t[:, None, None] * (2 * OUT) + 2 * N + square
-    high, low = _in_two(slope * of_mix * of_root[:, None, None])
-    tl.store(at, high, seen)
-    tl.store(at + OUT, low, seen)
-    tl.store(add + N + (i[:, None] * N + i[None, :]), tl.sum(slope, 0))
-    along = tl.sum(tl.sum(slope * logit, 2), 1)
+    grad = tl.load(grad_mix + t[:, None] * (N * N) + q[None, :], here[:, None], other=0.0)
+    z = logit * of_mix + tl.load(base + 2 * N + q)[None, :]
+    slope = back(tl.reshape(z, (TOKENS, N, N)), tl.reshape(grad, (TOKENS, N, N)), eps, ITERATIONS)
+    slope = tl.reshape(slope, (TOKENS, N * N))
+    at = slopes + t[:, None] * (2 * OUT) + 2 * N + q[None, :]
+    high, low = _in_two(slope * of_mix * of_root[:, None])
+    tl.store(at, high, here[:, None])
+    tl.store(at + OUT, low, here[:, None])
+    tl.store(add + N + q, tl.sum(slope, 0))
+    along = tl.sum(slope * logit, 1)
     tl.store(add + ROWS - N + 1, tl.sum(along, 0))
     total += along * of_mix
     tl.store(by_x + tokens + t, -of_root * of_root / (N * D) * total, here)
@@ -81,56 +83,89 @@ def _of_coefficients(
 
 
 @triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _add_eight(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p):  # noqa: E741
+    return a + i, b + j, c + k, d + l, e + m, f + n, g + o, h + p
+
+
+@triton.jit
+def _along(xs, g, y, N: tl.constexpr):
+    """Sums over the row of each of the streams times `g`, then of each times `y`, in one exchange between threads."""
+    if N == 2:
+        return tl.reduce((xs[0] * g, xs[1] * g, xs[0] * y, xs[1] * y), 0, _add_four)
+    else:
+        products = (xs[0] * g, xs[1] * g, xs[2] * g, xs[3] * g)
+        products += (xs[0] * y, xs[1] * y, xs[2] * y, xs[3] * y)
+        return tl.reduce(products, 0, _add_eight)
+
+
+@triton.jit
 def _of_rows(
     x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add, add_weight, group, groups,
     tokens, stride, stride_stream, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A group of tokens, one after the other: slopes of pre, the gradient of y, and what is added to the gradients of
     base, scale and the weight.
 
     With g the gradient of out times the norm's weight, that of y is inverse g - along y, where along = inverse^3
-    mean(g y); pre has that of y times the streams, in sums over the row.
+    mean(g y); pre has that of y times the streams, in sums over the row, which are made of those of the streams with g
+    and with y.
     """
     ROWS: tl.constexpr = (2 + N) * N
     each = tl.cdiv(tokens, groups)
     c = tl.arange(0, BD)
     here = c < D
+    n = tl.arange(0, N)
+    one = tl.arange(0, 1)
     of_pre = tl.load(scale)
-    of_weight = tl.zeros((BD,), tl.float32)
+    shift = tl.load(base + n)
+    w = tl.load(weight + c, here, other=0.0)
     first = group.to(tl.int64) * each
-    o = tl.arange(0, OUT)
-    sums = tl.zeros((OUT,), tl.float32)
-    for i in tl.range(0, tl.minimum(each, tokens - first), num_stages=1):
+    of_weight = tl.zeros((BD,), tl.float32)
+    of_base = tl.zeros((N,), tl.float32)
+    of_scale = 0.0
+    for i in tl.range(0, tl.minimum(each, tokens - first), num_stages=STAGES):
         t = first + i
         xs = streams_at(x + t * stride, stride_stream, c, here, N)
         g = tl.load(grad + t * D + c, here, other=0.0).to(tl.float32)
-        of_y = tl.load(inverse + t)
-        of_root = tl.load(root + t)
+        # As rows, even if of one number: loads of rows are under way ahead of their step.
+        of_y = tl.sum(tl.load(inverse + t + one), 0)
+        of_root = tl.sum(tl.load(root + t + one), 0)
+        logit = tl.load(logits + t * ROWS + n)
+        out = sigmoid(logit * of_pre + shift)
         pre = ()
         y = tl.zeros((BD,), tl.float32)
+        xs = widened(xs, N)
         for j in tl.static_range(N):
-            pre += (sigmoid(tl.load(logits + t * ROWS + j) * of_pre + tl.load(base + j)),)
-            y += (pre[j] + eps) * xs[j].to(tl.float32)
+            pre += (tl.sum(tl.where(n == j, out, 0.0), 0) + eps,)
+            y += pre[j] * xs[j]
         of_weight += g * y * of_y
-        g *= tl.load(weight + c, here, other=0.0).to(tl.float32)
-        along = of_y * of_y * of_y * tl.sum(g * y, 0) / D
-        by_y = of_y * g - along * y
-        tl.store(grad_y + t * D + c, by_y.to(grad_y.dtype.element_ty), here)
-        # Read again, behind a store, rather than held: the cache still has it all, and registers are few.
-        total = 0.0
+        g *= w.to(tl.float32)
+        found = _along(xs, g, y, N)
+        along = 0.0
         for j in tl.static_range(N):
-            again = tl.load(x + t * stride + j * stride_stream + c, here, other=0.0).to(tl.float32)
-            slope = tl.sum(by_y * again, 0) * pre[j] * (1.0 - pre[j])
-            high, low = _in_two(slope * of_pre * of_root)
-            tl.store(slopes + t * (2 * OUT) + j, high)
-            tl.store(slopes + t * (2 * OUT) + OUT + j, low)
-            tl.store(pres + t * N + j, pre[j] + eps)
-            along = slope * tl.load(logits + t * ROWS + j)
-            total += along
-            sums += tl.where(o == j, slope, 0.0) + tl.where(o == N, along, 0.0)
+            along += pre[j] * found[j]
+        along *= of_y * of_y * of_y / D
+        tl.store(grad_y + t * D + c, (of_y * g - along * y).to(grad_y.dtype.element_ty), here)
+        slope = tl.zeros((N,), tl.float32)
+        for j in tl.static_range(N):
+            slope = tl.where(n == j, of_y * found[j] - along * found[N + j], slope)
+        slope *= out * (1.0 - out)
+        high, low = _in_two(slope * of_pre * of_root)
+        tl.store(slopes + t * (2 * OUT) + n, high)
+        tl.store(slopes + t * (2 * OUT) + OUT + n, low)
+        tl.store(pres + t * N + n, out + eps)
+        total = tl.sum(slope * logit, 0)
         tl.store(by_x + t, -of_root * of_root / (N * D) * total * of_pre)
-    tl.store(add + group * (N + 1) + o, sums, o < N + 1)
+        of_base += slope
+        of_scale += total
+    tl.store(add + group * (N + 1) + n, of_base)
+    tl.store(add + group * (N + 1) + N, of_scale)
     tl.store(add_weight + group.to(tl.int64) * D + c, of_weight, here)
 
 
@@ -139,7 +174,7 @@ def hyper_slopes(
     x, grad, logits, root, inverse, scale, base, weight, grad_post, grad_mix, slopes, by_x, pres, grad_y, add_pre,
     add_rest, add_weight, stride, stride_stream, tokens, groups, eps,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
-    BD: tl.constexpr,
+    BD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The first programs go back along Sinkhorn's iteration for TOKENS tokens each, under the reading of the others,
     which take a group of tokens each.
@@ -157,7 +192,7 @@ def hyper_slopes(
     else:
         _of_rows(
             x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add_pre, add_weight,
-            tl.program_id(0) - blocks, groups, tokens, stride, stride_stream, eps, D, N, OUT, BD,
+            tl.program_id(0) - blocks, groups, tokens, stride, stride_stream, eps, D, N, OUT, BD, AHEAD,
         )  # fmt: skip
 
 
@@ -185,6 +220,7 @@ def backward(
     strides, sizes = streams.stride()[:2], {"D": width, "N": count, "OUT": padded(len(fn))}
     tile, columns = tiles(streams.device, "slopes"), triton.next_power_of_2(width)
     groups, warps = min(tokens, tile.pop("PROGRAMS")), min(max(columns // tile.pop("COLUMNS"), 4), 16)
+    tile["AHEAD"] = stages(tile["AHEAD"], (count + 1) * columns)
     # A thread has one number of the matrices: going back along the iteration, it holds one for each step.
     together = warps * 32 // count**2
     blocks = triton.cdiv(tokens, together)
@@ -200,7 +236,8 @@ def backward(
         ITERATIONS=iterations, TOKENS=together, BD=columns, **sizes, **tile, num_warps=warps,
     )  # fmt: skip
     tile = tiles(streams.device, "spread")
-    across = count * triton.cdiv(width, tile["BD"])
+    tile["TOGETHER"] = min(tile["TOGETHER"], count)
+    across = count // tile["TOGETHER"] * triton.cdiv(width, tile["BD"])
     most = max(tile.pop("PROGRAMS") // across, 1)
     each = triton.cdiv(triton.cdiv(tokens, tile["M"]), most) * tile["M"]
     chunks = triton.cdiv(tokens, each)
@@ -210,7 +247,7 @@ def backward(
         **sizes, **tile,
     )  # fmt: skip
     tile = tiles(streams.device, "finish")
-    programs = 1 + triton.cdiv(fn.numel(), tile["BLOCK"]) + triton.cdiv(width, tile["COLUMNS"])
+    programs = 2 + triton.cdiv(fn.numel(), tile["BLOCK"]) + triton.cdiv(width, tile["COLUMNS"])
     hyper_finish[(programs,)](
         add_fn, add_weight, *adds, found.fn, found.weight, found.base, found.scale, chunks, groups, blocks,
         **sizes, **tile,

@@ -12,10 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from undertow.ops.triton.hyper.project import cut, project
+from undertow.ops.triton.hyper.project import cut, padded, project
 from undertow.ops.triton.hyper.rows import streams_at
 from undertow.ops.triton.hyper.sinkhorn import doubly_stochastic, sigmoid
-from undertow.ops.triton.hyper.tiles import tiles
+from undertow.ops.triton.hyper.tiles import stages, tiles
+
+_FEWEST, _MOST = 4, 64
+"""Parts of a sum."""
 
 
 @triton.jit
@@ -61,58 +64,75 @@ def _coefficients(
 
 @triton.jit
 def _collapse(
-    x, sums, scale, base, weight, out, inverse, root, place, start, tokens, stride, stride_stream, eps_norm, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """One token's sum of streams by pre, normalised; returns 1 / RMS of its streams."""
-    t = (start + place).to(tl.int64)
-    c = tl.arange(0, BD)
-    here = c < D
-    xs = streams_at(x + t * stride, stride_stream, c, here, N)
-    s = tl.arange(0, SPLIT) * tokens + place
-    told = ()
-    squares = tl.zeros((BD,), tl.float32)
-    for j in tl.static_range(N):
-        told += (tl.sum(tl.load(sums + s * OUT + j), 0),)
-        wide = xs[j].to(tl.float32)
-        squares += wide * wide
-    slope = tl.load(scale)
-    of_x = tl.rsqrt(tl.sum(squares, 0) / (N * D) + eps_norm)
-    tl.store(root + t, of_x)
-    # Read again, behind a store, rather than held: the cache still has them, and registers are few.
-    y = tl.zeros((BD,), tl.float32)
-    for j in tl.static_range(N):
-        again = tl.load(x + t * stride + j * stride_stream + c, here, other=0.0).to(tl.float32)
-        y += (sigmoid(told[j] * of_x * slope + tl.load(base + j)) + eps) * again
-    of_y = tl.rsqrt(tl.sum(y * y, 0) / D + eps_norm)
-    tl.store(inverse + t, of_y)
-    w = tl.load(weight + c, here, other=0.0).to(tl.float32)
-    tl.store(out + t * D + c, (y * of_y * w).to(out.dtype.element_ty), here)
-    return of_x
-
-
-@triton.jit(do_not_specialize=["start", "stop"])
-def hyper_collapse_in(
-    x, sums, scale, base, weight, out, inverse, logits, root, post, mix, stride, stride_stream, start, stop,
+    x, sums, scale, base, weight, out, inverse, logits, root, post, mix, block, stride, stride_stream, start, stop,
     eps_norm, eps,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, ITERATIONS: tl.constexpr,
-    TOKENS: tl.constexpr, BD: tl.constexpr,
+    TOKENS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens, one after the other, then their coefficients together, under the reading of other programs; the
-    last tokens first, which the cache still has."""
+    """TOKENS tokens, one after the other: their sum of streams by pre, normalised; then their coefficients together,
+    under the reading of other programs."""
     tokens = stop - start
-    first = (tl.cdiv(tokens, TOKENS) - 1 - tl.program_id(0)) * TOKENS
+    first = block * TOKENS
     p = tl.arange(0, TOKENS)
+    c = tl.arange(0, BD)
+    here = c < D
+    w = tl.load(weight + c, here, other=0.0)
+    slope = tl.load(scale)
+    shift = ()
+    for j in tl.static_range(N):
+        shift += (tl.load(base + j),)
     of_x = tl.zeros((TOKENS,), tl.float32)
-    for i in tl.range(0, tl.minimum(tokens - first, TOKENS), num_stages=1):
-        found = _collapse(
-            x, sums, scale, base, weight, out, inverse, root, first + i, start, tokens, stride, stride_stream,
-            eps_norm, eps, D, N, OUT, SPLIT, BD,
-        )  # fmt: skip
+    for i in tl.range(0, tl.minimum(tokens - first, TOKENS), num_stages=STAGES):
+        t = (start + first + i).to(tl.int64)
+        xs = streams_at(x + t * stride, stride_stream, c, here, N)
+        s = tl.arange(0, SPLIT) * tokens + first + i
+        told = ()
+        squares = tl.zeros((BD,), tl.float32)
+        for j in tl.static_range(N):
+            told += (tl.sum(tl.load(sums + s * OUT + j), 0),)
+            wide = xs[j].to(tl.float32)
+            squares += wide * wide
+        found = tl.rsqrt(tl.sum(squares, 0) / (N * D) + eps_norm)
+        tl.store(root + t, found)
         of_x = tl.where(p == i, found, of_x)
+        y = tl.zeros((BD,), tl.float32)
+        for j in tl.static_range(N):
+            y += (sigmoid(told[j] * found * slope + shift[j]) + eps) * xs[j].to(tl.float32)
+        of_y = tl.rsqrt(tl.sum(y * y, 0) / D + eps_norm)
+        tl.store(inverse + t, of_y)
+        tl.store(out + t * D + c, (y * of_y * w.to(tl.float32)).to(out.dtype.element_ty), here)
     _coefficients(
         sums, of_x, scale, base, logits, post, mix, first, start, tokens, eps, N, OUT, SPLIT, ITERATIONS, TOKENS
     )
+
+
+@triton.jit(do_not_specialize=["start", "stop", "later", "projects"])
+def hyper_read(
+    x, parts, sums, scale, base, weight, out, inverse, logits, root, post, mix, stride, stride_stream, start, stop,
+    later, projects, eps_norm, eps,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, SLAB: tl.constexpr,
+    ITERATIONS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TOKENS: tl.constexpr,
+    BD: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """The first `projects` programs project tokens `stop` to `later`, and the others read those from `start` to `stop`,
+    projected by the launch before, which the cache still has: one waits for memory while the other computes.
+
+    `sums` has place for two slabs, which take turns.
+    """
+    turn: tl.constexpr = SPLIT * SLAB * OUT
+    if tl.program_id(0) < projects:
+        project(
+            x, parts, sums + stop // SLAB % 2 * turn, tl.program_id(0), stride, stride_stream, stop, later,
+            D, N, OUT, SPLIT, M, BK, STAGES,
+        )  # fmt: skip
+    else:
+        block = tl.program_id(0) - projects
+        if projects == 0:  # the last tokens first, which came last
+            block = tl.num_programs(0) - 1 - block
+        _collapse(
+            x, sums + start // SLAB % 2 * turn, scale, base, weight, out, inverse, logits, root, post, mix, block,
+            stride, stride_stream, start, stop, eps_norm, eps, D, N, OUT, SPLIT, ITERATIONS, TOKENS, BD, AHEAD,
+        )  # fmt: skip
 
 
 class Read(NamedTuple):
@@ -140,16 +160,21 @@ def forward(
     )
     if tokens == 0:
         return read
+    tile, columns = tiles(streams.device, "read"), triton.next_power_of_2(width)
+    slab, together = tile["SLAB"], tile["TOKENS"]
+    warps = min(max(columns // tile.pop("COLUMNS"), 4), 16)
+    tile["AHEAD"] = stages(tile["AHEAD"], count * columns)
+    blocks = triton.cdiv(min(tokens, slab), tile["M"])
+    split = min(max(triton.next_power_of_2(tile.pop("PROGRAMS") // blocks), _FEWEST), _MOST)
+    sums = torch.empty((2, split, min(slab, tokens), padded(len(fn))), dtype=torch.float32, device=streams.device)
     parts = cut(fn)
-    tile, slab = tiles(streams.device, "collapse"), tiles(streams.device, "project")["SLAB"]
-    columns = triton.next_power_of_2(width)
-    for start in range(0, tokens, slab):
-        stop = min(start + slab, tokens)
-        sums = project(streams, parts, start, stop)
-        hyper_collapse_in[(triton.cdiv(stop - start, tile["TOKENS"]),)](
-            streams, sums, scale, base, weight, read.out, read.inverse, read.logits, read.root, read.post, read.mix,
-            *streams.stride()[:2], start, stop, eps_norm, eps,
-            D=width, N=count, OUT=sums.shape[2], SPLIT=len(sums), ITERATIONS=iterations, TOKENS=tile["TOKENS"],
-            BD=columns, num_warps=min(max(columns // tile["COLUMNS"], 4), 16),
+    for stop in range(0, tokens + slab, slab):
+        start, stop, later = max(stop - slab, 0), min(stop, tokens), min(stop + slab, tokens)
+        projects = split * triton.cdiv(max(later - stop, 0), tile["M"])
+        hyper_read[(projects + triton.cdiv(stop - start, together),)](
+            streams, parts, sums, scale, base, weight, read.out, read.inverse, read.logits, read.root, read.post,
+            read.mix, *streams.stride()[:2], start, stop, later, projects, eps_norm, eps,
+            D=width, N=count, OUT=sums.shape[3], SPLIT=split, ITERATIONS=iterations, BD=columns, **tile,
+            num_warps=warps,
         )  # fmt: skip
     return read

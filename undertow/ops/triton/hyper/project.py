@@ -14,10 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from undertow.ops.triton.hyper.tiles import tiles
-
-_FEWEST, _MOST = 4, 64
-"""Parts of a sum."""
 _BLOCK = 1024
 
 
@@ -41,24 +37,25 @@ def _fn_tile(parts, part: tl.constexpr, j, c, D: tl.constexpr, N: tl.constexpr, 
     return tl.load(parts + at, (o < ROWS)[:, None] & (c < D)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=["start", "stop"])
-def hyper_project(
-    x, parts, sums, stride, stride_stream, start, stop,
-    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+@triton.jit
+def project(
+    x, parts, sums, program, stride, stride_stream, start, stop,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """M tokens: the s-th of SPLIT parts of their projection, `[SPLIT, tokens, OUT]`.
+    """M tokens from `start` to `stop`: the s-th of SPLIT parts of their projection, to `sums [SPLIT, tokens, OUT]`.
 
     A part takes every SPLIT-th piece of BK columns, so that programs that run together read neighbours of a row. The
     products alone use the streams that are loaded: nothing keeps the loads of later pieces from being under way.
     """
+    ROWS: tl.constexpr = (2 + N) * N
     STEPS: tl.constexpr = (D + BK - 1) // BK
-    s = tl.program_id(0) % SPLIT
-    row = start + tl.program_id(0) // SPLIT * M + tl.arange(0, M)
+    s = program % SPLIT
+    row = start + program // SPLIT * M + tl.arange(0, M)
     inside = row < stop
     at = row.to(tl.int64)[:, None] * stride
     acc = tl.zeros((M, OUT), tl.float32)
-    for step in tl.range(s, N * STEPS, SPLIT):
+    for step in tl.range(s, N * STEPS, SPLIT, num_stages=STAGES):
         j = step // STEPS
         c = step % STEPS * BK + tl.arange(0, BK)
         now = tl.load(x + at + j * stride_stream + c[None, :], inside[:, None] & (c < D)[None, :], other=0.0)
@@ -79,20 +76,3 @@ def cut(fn: Tensor) -> Tensor:
     parts = torch.empty((3, *fn.shape), dtype=torch.bfloat16, device=fn.device)
     hyper_cut[triton.cdiv(fn.numel(), _BLOCK),](fn, parts, fn.numel(), BLOCK=_BLOCK)
     return parts
-
-
-def project(streams: Tensor, parts: Tensor, start: int, stop: int) -> Tensor:
-    """Tokens `start` to `stop` of `streams [T, n, d]` bfloat16 by fn in parts, see `cut`: parts of the sums,
-    `[SPLIT, tokens, OUT]` float32."""
-    _, count, width = streams.shape
-    tile = tiles(streams.device, "project")
-    del tile["SLAB"]
-    tokens, rows = stop - start, parts.shape[1]
-    blocks = triton.cdiv(tokens, tile["M"])
-    split = min(max(triton.next_power_of_2(tile.pop("PROGRAMS") // blocks), _FEWEST), _MOST)
-    sums = torch.empty((split, tokens, padded(rows)), dtype=torch.float32, device=streams.device)
-    hyper_project[(blocks * split,)](
-        streams, parts, sums, *streams.stride()[:2], start, stop,
-        D=width, N=count, ROWS=rows, OUT=sums.shape[2], SPLIT=split, **tile,
-    )  # fmt: skip
-    return sums

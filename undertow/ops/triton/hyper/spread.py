@@ -10,32 +10,24 @@ import triton.language as tl
 
 
 @triton.jit
-def _token_block(
-    x, grad_y, grad_streams, slopes, by_x, pres, first, end, tokens, j, c, here, stride, stride_stream,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """What M tokens from `first` on have in columns `c` of stream j, and of their own; 0 from `end` on."""
-    row = first + tl.arange(0, M)
-    inside = row < end
-    t = row.to(tl.int64)
-    seen = inside[:, None] & here[None, :]
-    now = tl.load(x + t[:, None] * stride + j * stride_stream + c[None, :], seen, other=0.0)
-    of_y = tl.load(grad_y + t[:, None] * D + c[None, :], seen, other=0.0)
-    given = of_y
-    if grad_streams is not None:
-        given = tl.load(grad_streams + t[:, None] * (N * D) + j * D + c[None, :], seen, other=0.0)
-    o = tl.arange(0, 2 * OUT)
-    slope = tl.load(slopes + t[:, None] * (2 * OUT) + o[None, :], inside[:, None], other=0.0)
-    through = tl.load(by_x + t, inside, other=0.0) + tl.load(by_x + tokens + t, inside, other=0.0)
-    return now, of_y, given, slope, through, tl.load(pres + t * N + j, inside, other=0.0)
+def _fn_tiles(fn, j, c, here, D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr):
+    """Columns `c` of fn, of TOGETHER streams from `j` on, `[2 OUT, columns]` each: twice the same rows."""
+    o = tl.arange(0, 2 * OUT) % OUT
+    seen = (o < (2 + N) * N)[:, None] & here[None, :]
+    found = ()
+    for k in tl.static_range(TOGETHER):
+        f = tl.load(fn + o[:, None] * (N * D) + (j + k) * D + c[None, :], seen, other=0.0)
+        found += (f.to(tl.bfloat16),)
+    return found
 
 
 @triton.jit(do_not_specialize=["tokens", "each", "chunks"])
 def hyper_spread(
     x, grad_y, grad_streams, fn, slopes, by_x, pres, out, add_fn, stride, stride_stream, tokens, each, chunks,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """BD columns of a stream, `each` tokens, M at a time, the last ones first, which the cache still has.
+    """BD columns of TOGETHER streams, `each` tokens, M at a time, the last ones first, which the cache still has.
 
     `add_fn [chunks, ROWS, N D]` is what these tokens add to the gradient of fn, to float32: slopes are in two parts.
     The gradient of the streams is rounded in the end, so fn is rounded for it.
@@ -43,43 +35,44 @@ def hyper_spread(
     ROWS: tl.constexpr = (2 + N) * N
     blocks: tl.constexpr = (D + BD - 1) // BD
     # Programs of one tile of y follow each other.
-    j = tl.program_id(0) % N
-    c = tl.program_id(0) // N % blocks * BD + tl.arange(0, BD)
-    chunk = chunks - 1 - tl.program_id(0) // (N * blocks)
+    j = tl.program_id(0) % (N // TOGETHER) * TOGETHER
+    c = tl.program_id(0) // (N // TOGETHER) % blocks * BD + tl.arange(0, BD)
+    chunk = chunks - 1 - tl.program_id(0) // (N // TOGETHER * blocks)
     start = chunk * each
     end = tl.minimum(start + each, tokens)
     here = c < D
-    o = tl.arange(0, 2 * OUT) % OUT
-    f = tl.load(fn + o[:, None] * (N * D) + j * D + c[None, :], (o < ROWS)[:, None] & here[None, :], other=0.0)
-    f = f.to(tl.bfloat16)
-    of_fn = tl.zeros((BD, 2 * OUT), tl.float32)
+    o = tl.arange(0, 2 * OUT)
+    fs = _fn_tiles(fn, j, c, here, D, N, OUT, TOGETHER)
+    of_fn = ()
+    for _ in tl.static_range(TOGETHER):
+        of_fn += (tl.zeros((BD, 2 * OUT), tl.float32),)
     count = tl.cdiv(end - start, M)
-    # What the next step takes is on its way while this one computes.
-    now, of_y, given, slope, through, pre = _token_block(
-        x, grad_y, grad_streams, slopes, by_x, pres, start + (count - 1) * M, end, tokens, j, c, here, stride,
-        stride_stream, D, N, OUT, M,
-    )  # fmt: skip
-    for i in tl.range(0, count, num_stages=1):
-        first = start + (count - 1 - i) * M
-        # After the last step there is none: no token is read.
-        stop = tl.where(i + 1 < count, end, first - M)
-        ahead = _token_block(
-            x, grad_y, grad_streams, slopes, by_x, pres, first - M, stop, tokens, j, c, here, stride, stride_stream,
-            D, N, OUT, M,
-        )  # fmt: skip
-        total = of_y.to(tl.float32) * pre[:, None] + now.to(tl.float32) * through[:, None]
-        if grad_streams is not None:
-            total += given.to(tl.float32)
-        total += tl.dot(slope, f)
-        of_fn = tl.dot(now.T, slope, of_fn)
-        row = first + tl.arange(0, M)
-        at = row.to(tl.int64)[:, None] * (N * D) + j * D + c[None, :]
-        tl.store(out + at, total.to(out.dtype.element_ty), (row < end)[:, None] & here[None, :])
-        now, of_y, given, slope, through, pre = ahead
-    of_fn = tl.sum(tl.reshape(of_fn, (BD, 2, OUT)), 1)
+    for i in tl.range(0, count, num_stages=STAGES):
+        row = start + (count - 1 - i) * M + tl.arange(0, M)
+        inside = row < end
+        t = row.to(tl.int64)
+        seen = inside[:, None] & here[None, :]
+        slope = tl.load(slopes + t[:, None] * (2 * OUT) + o[None, :], inside[:, None], other=0.0)
+        of_y = tl.load(grad_y + t[:, None] * D + c[None, :], seen, other=0.0)
+        through = tl.load(by_x + t, inside, other=0.0) + tl.load(by_x + tokens + t, inside, other=0.0)
+        sums = ()
+        for k in tl.static_range(TOGETHER):
+            pre = tl.load(pres + t * N + j + k, inside, other=0.0)
+            now = tl.load(x + t[:, None] * stride + (j + k) * stride_stream + c[None, :], seen, other=0.0)
+            total = of_y.to(tl.float32) * pre[:, None] + now.to(tl.float32) * through[:, None]
+            at = t[:, None] * (N * D) + (j + k) * D + c[None, :]
+            if grad_streams is not None:
+                total += tl.load(grad_streams + at, seen, other=0.0).to(tl.float32)
+            total += tl.dot(slope, fs[k])
+            # The same numbers, but not what was loaded: what a product and registers share is not pipelined rightly.
+            sums += (tl.dot(tl.where(seen, now, 0.0).T, slope, of_fn[k]),)
+            tl.store(out + at, total.to(out.dtype.element_ty), seen)
+        of_fn = sums
     o = tl.arange(0, OUT)
-    at = (chunk * ROWS + o)[None, :].to(tl.int64) * (N * D) + j * D + c[:, None]
-    tl.store(add_fn + at, of_fn, here[:, None] & (o < ROWS)[None, :])
+    for k in tl.static_range(TOGETHER):
+        total = tl.sum(tl.reshape(of_fn[k], (BD, 2, OUT)), 1)
+        at = (chunk * ROWS + o)[None, :].to(tl.int64) * (N * D) + (j + k) * D + c[:, None]
+        tl.store(add_fn + at, total, here[:, None] & (o < ROWS)[None, :])
 
 
 @triton.jit
@@ -110,20 +103,21 @@ def hyper_finish(
     add_fn, add_weight, add_pre, add_rest, of_fn, of_weight, of_base, of_scale, chunks, groups, blocks,
     D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Sums over all chunks of tokens, groups or blocks of them: base and scale by the first program, BLOCK numbers of
-    fn, or COLUMNS of the weight, by each other."""
+    """Sums over all chunks of tokens, groups or blocks of them: base and scale by the first two programs, BLOCK numbers
+    of fn, or COLUMNS of the weight, by each other."""
     ROWS: tl.constexpr = (2 + N) * N
     REST: tl.constexpr = ROWS - N
     whole: tl.constexpr = (ROWS * N * D + BLOCK - 1) // BLOCK
+    o = tl.arange(0, OUT)
     if tl.program_id(0) == 0:
-        o = tl.arange(0, OUT)
-        total = _columns(add_pre, groups, N + 1, OUT, 64)
+        total = _columns(add_pre, groups, N + 1, OUT, 128)
         tl.store(of_base + o, total, o < N)
         tl.store(of_scale + o - N, total, o == N)
-        total = _columns(add_rest, blocks, REST + 2, OUT, 64)
+    elif tl.program_id(0) == 1:
+        total = _columns(add_rest, blocks, REST + 2, OUT, 128)
         tl.store(of_base + N + o, total, o < REST)
         tl.store(of_scale + 1 + o - REST, total, (o >= REST) & (o < REST + 2))
-    elif tl.program_id(0) <= whole:
-        _sum(add_fn, of_fn, (tl.program_id(0) - 1) * BLOCK, ROWS * N * D, chunks, 2, BLOCK)
+    elif tl.program_id(0) < 2 + whole:
+        _sum(add_fn, of_fn, (tl.program_id(0) - 2) * BLOCK, ROWS * N * D, chunks, 2, BLOCK)
     else:
-        _sum(add_weight, of_weight, (tl.program_id(0) - 1 - whole) * COLUMNS, D, groups, 32, COLUMNS)
+        _sum(add_weight, of_weight, (tl.program_id(0) - 2 - whole) * COLUMNS, D, groups, 128, COLUMNS)

@@ -22,6 +22,10 @@ from undertow.ops.triton.router.tiles import tiles
 
 EXPERTS = 1024
 CHOICES = 16
+WIDTH = 128
+"""Experts of a token that a warp asks for at once: four for each of its 32 lanes."""
+SLOTS = 32
+"""Choices of a token in a warp: one for each lane, K of them true."""
 
 _FLOOR = tl.constexpr(FLOOR)
 _DEEP = tl.constexpr(-87.0)
@@ -29,6 +33,8 @@ _DEEP = tl.constexpr(-87.0)
 _RAISED = tl.constexpr(64.0)
 _LOWERED = tl.constexpr(1.603810890548638e-28)
 """exp(-64)."""
+_FAINT = tl.constexpr(2.0**-13)
+"""Below it 1 - exp(-score^2) is score^2, to the last bit."""
 _LEAST = tl.constexpr(-0x80000000)
 _MOST = tl.constexpr(0x7FFFFFFF)
 _NAN = tl.constexpr(0x7FFFFFFE)
@@ -51,14 +57,18 @@ def _type(x: Tensor) -> str:
 
 
 @triton.jit
-def _score(x):
-    """sqrt(softplus(x)), softplus linear above 20."""
-    deep = x < _DEEP
-    power = libdevice.exp(tl.where(x > 20.0, 20.0, tl.where(deep, x + _RAISED, x)))
+def _usual(x):
+    """sqrt(softplus(x)), softplus linear above 20, where exp(x) is a normal number."""
+    return tl.sqrt_rn(tl.where(x > 20.0, x, libdevice.log1p(libdevice.exp(tl.where(x > 20.0, 20.0, x)))))
+
+
+@triton.jit
+def _deep(x, score):
+    """`score`, with what it should be where exp(x) is no normal number."""
+    power = libdevice.exp(tl.where(x < _DEEP, x + _RAISED, 0.0))
     # The first product rounds as exp does where numbers are not normal; the root is taken of normal ones.
     faint = (power * _LOWERED) * 1.8446744073709552e19
-    root = tl.sqrt_rn(tl.where(deep, faint, tl.where(x > 20.0, x, libdevice.log1p(power))))
-    return tl.where(deep, root * 2.3283064365386963e-10, root)
+    return tl.where(x < _DEEP, tl.sqrt_rn(faint) * 2.3283064365386963e-10, score)
 
 
 @triton.jit
@@ -68,48 +78,60 @@ def _ordered(x):
     return tl.where(x != x, _NAN, bits ^ ((bits >> 31) & _MOST))
 
 
+@triton.jit
+def _best(key, e, FAR: tl.constexpr):
+    """The lowest number among those of the largest key of each row, `[ROWS]`, of `[PARTS, ROWS, WIDTH]`."""
+    most = tl.max(tl.max(key, 0), 1)
+    return tl.min(tl.min(tl.where(key == most[None, :, None], e, FAR), 0), 1)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def route_forward(
     logits, bias, chosen, indices, weights, scores, tokens, scale,
     E: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, GIVEN: tl.constexpr,
-    COLUMNS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens: their scores, the K best of score + bias unless `chosen` is GIVEN, and the weights of those."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    e = tl.arange(0, COLUMNS)[None, :]
+    # The rows stand between the two halves of a column's number, so that each gets a warp, which has no other to wait
+    # for.
+    e = (tl.arange(0, PARTS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])[:, None, :]
     inside = row < tokens
-    here = inside[:, None] & (e < E)
-    at = row.to(tl.int64)[:, None] * E + e
-    score = _score(tl.load(logits + at, here, other=0.0))
+    here = inside[None, :, None] & (e < E)
+    at = row.to(tl.int64)[None, :, None] * E + e
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(logits + at, here, other=0.0)
+    if BIASED and not GIVEN:
+        # In the form of the logits, so that nothing need move.
+        push = tl.load(tl.broadcast_to(bias + e, (PARTS, ROWS, WIDTH)), here, other=0.0).to(tl.float32)
+    score = _usual(x)
+    # Next to no program has such a logit.
+    if tl.max(tl.ravel((x < _DEEP).to(tl.int32)), 0) > 0:
+        score = _deep(x, score)
     tl.store(scores + at, score, here)
-    bits = tl.where(e < E, score.to(tl.int32, bitcast=True), 0)
-    if not GIVEN:
+    slot = tl.arange(0, SLOTS)[None, :]
+    keep = inside[:, None] & (slot < K)
+    own = row.to(tl.int64)[:, None] * K + slot
+    if GIVEN:
+        number = tl.load(chosen + own, keep, other=0).to(tl.int32)
+    else:
         selection = score
         if BIASED:
-            selection += tl.load(bias + e, e < E, other=0.0).to(tl.float32)
+            selection += push
         key = tl.where(e < E, _ordered(selection), _LEAST)
-    slot = tl.arange(0, SLOTS)[None, :]
-    own = row.to(tl.int64) * K
-    total = tl.zeros((ROWS,), tl.float32)
-    picked = tl.zeros((ROWS, SLOTS), tl.float32)
-    number = tl.zeros((ROWS, SLOTS), tl.int32)
-    for i in tl.static_range(K):
-        if GIVEN:
-            n = tl.load(chosen + own + i, inside, other=0).to(tl.int32)
-        else:
-            # The lowest of equal ones.
-            n = tl.min(tl.where(key == tl.max(key, 1)[:, None], e, COLUMNS), 1)
-            key = tl.where(e == n[:, None], _LEAST, key)
+        number = tl.zeros((ROWS, SLOTS), tl.int32)
+        for i in tl.static_range(K):
+            n = _best(key, e, PARTS * WIDTH)
+            key = tl.where(e == n[None, :, None], _LEAST, key)
             number = tl.where(slot == i, n[:, None], number)
-        # No score is negative: its bits are in its order, and whole numbers are faster to compare across a warp.
-        one = tl.max(tl.where(e == n[:, None], bits, 0), 1).to(tl.float32, bitcast=True)
-        total += one
-        picked = tl.where(slot == i, one[:, None], picked)
-    keep = inside[:, None] & (slot < K)
-    share = tl.div_rn(picked, tl.maximum(total, _FLOOR)[:, None] + tl.zeros((ROWS, SLOTS), tl.float32))
-    tl.store(weights + own[:, None] + slot, share * scale, keep)
-    if not GIVEN:
-        tl.store(indices + own[:, None] + slot, number.to(tl.int64), keep)
+        tl.store(indices + own, number.to(tl.int64), keep)
+    # To make a few scores again takes less time than to look for them among the others in each of the rounds.
+    x = tl.load(logits + row.to(tl.int64)[:, None] * E + number, keep, other=0.0)
+    picked = tl.where(keep, _deep(x, _usual(x)), 0.0)
+    total = tl.maximum(tl.sum(picked, 1), _FLOOR)[:, None] + tl.zeros((ROWS, SLOTS), tl.float32)
+    tl.store(weights + own, tl.div_rn(picked, total) * scale, keep)
 
 
 @triton.jit
@@ -152,8 +174,9 @@ def route_backward(
         for i in tl.static_range(K):
             n, slope, _share = _slope(grad_weights, scores, chosen, own, base, inside, i, total, scale)
             grad += tl.where(e == n[:, None], (slope - common)[:, None], 0.0)
-    # sigmoid(x) = 1 - exp(-softplus(x)), which keeps its digits where sigmoid itself underflows.
-    grad *= -libdevice.expm1(-score * score) / tl.maximum(2.0 * score, _FLOOR)
+    # sigmoid(x) = 1 - exp(-softplus(x)), which keeps its digits where sigmoid itself underflows; where its square is
+    # no normal number, which a GPU takes for 0, half the score is the same.
+    grad *= tl.where(score < _FAINT, 0.5 * score, -libdevice.expm1(-score * score) / tl.maximum(2.0 * score, _FAINT))
     tl.store(out + at, grad, here)
 
 
@@ -165,12 +188,13 @@ def choose(
     indices = torch.empty((tokens, k), dtype=torch.int64, device=device) if chosen is None else chosen
     weights = torch.empty((tokens, k), dtype=torch.float32, device=device)
     scores = torch.empty((tokens, experts), dtype=torch.float32, device=device)
-    tile = tiles(device, "forward")
+    tile, columns = tiles(device, "forward"), triton.next_power_of_2(experts)
+    early = {"launch_pdl": True} if tile["EARLY"] else {}
     if tokens:
         route_forward[(triton.cdiv(tokens, tile["ROWS"]),)](
             logits, bias, chosen, indices, weights, scores, tokens, scale,
             E=experts, K=k, BIASED=bias is not None, GIVEN=chosen is not None,
-            COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(k), **tile,
+            PARTS=triton.cdiv(columns, WIDTH), WIDTH=min(columns, WIDTH), SLOTS=SLOTS, **tile, **early,
         )  # fmt: skip
     return indices, weights, scores
 

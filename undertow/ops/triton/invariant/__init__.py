@@ -1,0 +1,1 @@
+"""Products with weights in Triton whose rows have the same bits whatever shares the call."""
