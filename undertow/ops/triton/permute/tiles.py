@@ -27,7 +27,7 @@ DEFAULT: Mapping[str, Tiles] = {
 
 TILES: Mapping[str, Mapping[str, Tiles]] = {
     "sm_90": {
-        "count": {"BLOCK": 128, "EARLY": 1, "num_warps": 4},
+        "count": {"BLOCK": 256, "EARLY": 1, "num_warps": 4},
         "place": {"SPANS": 128, "BLOCK": 128, "OTHERS": 32, "PARTS": 32, "STAGES": 2, "EARLY": 1, "num_warps": 8},
     },
 }
