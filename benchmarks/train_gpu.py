@@ -30,6 +30,7 @@ from undertow.config.resolve import Resolved, resolve
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective, even_documents, saved_terms
 from undertow.model.flops import flops_per_token
+from undertow.model.modules import again_of
 from undertow.model.parameters import all_parameters
 from undertow.model.peak import Peak, State, peak_bytes
 from undertow.train.metrics import read_metrics
@@ -114,13 +115,12 @@ def learning(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _objective_of(config: RunConfig, rows: int) -> Objective:
-    train, layers = config.train, config.recompute.layers
-    chosen = {"none": (), "all": range(config.model.num_hidden_layers)}
+    train = config.train
     return Objective(
         mtp=train.mtp_weight > 0,
         distil=not config.indexer.frozen,
         balance_rows=rows if train.balance_weight else 0,
-        recompute=frozenset(chosen[layers] if isinstance(layers, str) else layers),
+        recompute=again_of(config.recompute, config.model.num_hidden_layers),
     )
 
 

@@ -40,6 +40,8 @@ def test_the_chat_page_runs_from_messages_to_a_message(chat: dict[str, Any]) -> 
 
 def test_the_page_on_quantising_gives_what_it_says() -> None:
     names = names_after("quantise.md")
+    assert names["product"].shape == (8, 256)
+    assert torch.equal(names["product"], names["rows"] @ names["numbers"].t())
     weight, packed, moved, direct = (names[name] for name in ("weight", "packed", "moved", "direct"))
     assert (packed.payload.dtype, list(packed.scales.shape)) == (torch.float8_e4m3fn, [2, 3])
     assert (packed.nbytes, weight.nbytes) == (98310, 393216)

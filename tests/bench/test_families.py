@@ -44,7 +44,7 @@ def test_settings_share_weights_and_tokens():
     table = families_table(result)
     assert f"tokens/s of all on: {on['times_off']:.2f} times all off\n" in table
     assert "No kernel of these operators runs here: every setting is the reference, and the same." in table
-    assert re.search(r"^.*rms_norm, .*grouped_linear: absent: triton kernels run on a GPU$", table, re.MULTILINE)
+    assert re.search(r"rms_norm, .* grouped_linear: absent: triton kernels run on a GPU ", " ".join(table.split()))
     assert re.search(rf"^all on +64 .* {off['losses'][-1]:.5f} ", table, re.MULTILINE)
 
 

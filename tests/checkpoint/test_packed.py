@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.checkpoint.release import release_tensors, tiny, write_release
-from undertow.checkpoint.directory import load_model
+from undertow.checkpoint.directory import load_model, save_model
 from undertow.checkpoint.names import is_scaled, native_places, scale_name
 from undertow.checkpoint.reading import read_packed
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
+from undertow.config.training import TrainConfig
 from undertow.engine.llm import LLM
 from undertow.engine.sampling import SamplingParams
+from undertow.model.packed import packed_names
+from undertow.model.transformer import Transformer
+from undertow.optim.build import build_optimizer
+from undertow.quant.blocks import grid_shape
 from undertow.quant.quantised import Quantised
+from undertow.quant.scheme import WEIGHTS
 from undertow.quant.stored import from_stored
 
 WQ = "layers.1.attn.wq_a.weight"
 EXPERT = "layers.1.ffn.experts.2.w1.weight"
+COMPRESSOR = "layers.2.attn.compressor.wkv.weight"
 
 
 @pytest.mark.parametrize("experts", ["fp4", "fp8"])
@@ -74,7 +82,7 @@ def test_fp8_experts_whose_blocks_would_span_two_are_named(target: Path) -> None
         read_packed(target)
     assert str(caught.value) == (
         f"{target}: layers.0.ffn.experts.w13: moe_intermediate_size is 160, and FP8 experts in blocks of 128x128, w1 "
-        "above w3, need a multiple of 128; use load_model, which dequantises them"
+        "above w3, need a multiple of 128; use load_model without packed=True"
     )
 
 
@@ -95,6 +103,56 @@ def test_a_file_and_an_absent_directory_are_told_apart(target: Path) -> None:
         assert str(caught.value) == (f"{file}: is a file; a model is loaded from the directory that holds config.json")
         with pytest.raises(InputError, match="no such directory; models are read from disk, none are downloaded"):
             read(target / "absent")
+
+
+def packed_release(target: Path, dtype: torch.dtype = torch.float32, **release: Any) -> tuple[Transformer, Transformer]:
+    """A release with FP8 in a compressor too, as its numbers and with its codes."""
+    config = tiny(moe_intermediate_size=128)
+    tensors = release_tensors(config, **release)
+    shape = tensors[COMPRESSOR].shape
+    tensors[COMPRESSOR] = tensors[COMPRESSOR].to(torch.float8_e4m3fn)
+    tensors[scale_name(COMPRESSOR)] = torch.ones(grid_shape(tuple(shape), WEIGHTS.block))
+    write_release(target, config, tensors)
+    return load_model(target, dtype), load_model(target, dtype, packed=True)
+
+
+@pytest.mark.parametrize("release", [{}, {"experts": "fp8"}], ids=["fp4", "fp8"])
+@torch.no_grad()
+def test_a_packed_model_computes_as_the_plain_one(release: dict[str, Any], target: Path) -> None:
+    plain, packed = packed_release(target, **release)
+    names = set(packed_names(packed))
+    assert {"layers.1.ffn.experts.w13", "layers.1.attn.wq_a.weight", "mtp.0.e_proj.weight"} <= names
+    assert not names & {COMPRESSOR, "layers.1.attn.wo_a.weight"}
+    for name, tensor in plain.state_dict().items():
+        place, _, leaf = name.rpartition(".")
+        held = getattr(packed.get_submodule(place), leaf)
+        assert isinstance(held, Quantised) is (name in names)
+        assert torch.equal(held.dequantise() if isinstance(held, Quantised) else held, tensor), name
+    ids = torch.arange(40).view(2, 20)
+    want, got = plain(ids, return_mtp=True), packed(ids, return_mtp=True)
+    assert torch.equal(got.logits, want.logits) and torch.equal(got.mtp_logits, want.mtp_logits)
+
+
+def test_a_packed_model_generates_and_does_no_more(target: Path, tmp_path: Path) -> None:
+    plain, packed = packed_release(target, torch.bfloat16)
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    [want], [got] = (LLM(model).generate([[1, 2, 3]], params) for model in (plain, packed))
+    assert got == want
+    assert not any(parameter.requires_grad for parameter in packed.parameters())
+    why = r"this model holds layers\.0\.attn\.wq_a\.weight.* as FP8 or FP4 codes, which serve forward alone; load it"
+    with pytest.raises(InputError, match=f"^no optimizer: {why} without packed=True$"):
+        build_optimizer(packed, TrainConfig())
+    with pytest.raises(InputError, match=f"^the model is not saved: {why} without packed=True$"):
+        save_model(packed, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_cannot_be_packed_is_one_line(target: Path) -> None:
+    write_release(target, tiny(), release_tensors(tiny(), experts="fp8"))
+    with pytest.raises(InputError, match=r"need a multiple of 128; use load_model without packed=True$"):
+        load_model(target, packed=True)
+    with pytest.raises(InputError, match=r"^dtype torch\.float64 with packed=True: codes are read as torch\.float32 "):
+        load_model(target, torch.float64, packed=True)
 
 
 def mislabelled(config: ModelConfig, kind: str) -> tuple[dict[str, torch.Tensor], str, str]:
@@ -126,7 +184,8 @@ def mislabelled(config: ModelConfig, kind: str) -> tuple[dict[str, torch.Tensor]
 def test_wrong_labels_are_one_line_with_file_and_tensor(kind: str, target: Path) -> None:
     tensors, name, message = mislabelled(tiny(), kind)
     write_release(target, tiny(), tensors)
-    with pytest.raises(InputError) as caught:
-        load_model(target)
-    said = str(caught.value)
-    assert message in said and name in said and ".safetensors: " in said and "\n" not in said
+    for packed in (False, True):
+        with pytest.raises(InputError) as caught:
+            load_model(target, packed=packed)
+        said = str(caught.value)
+        assert message in said and name in said and ".safetensors: " in said and "\n" not in said

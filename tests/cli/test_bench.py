@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from undertow.bench.table import _absent
 from undertow.cli import main
 
 
@@ -56,6 +58,33 @@ def test_a_wrong_kernel_is_told_and_ends_with_1(capsys, monkeypatch):
     streams = capsys.readouterr()
     assert "WRONG, not timed: at most 2e-02" in streams.out
     assert "swa forward by reference (20 tokens, 4 x 32) is wrong" in streams.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_costs_the_file_and_not_what_was_measured(capsys):
+    words = ["--device", "cpu", "--op", "swa", "--op", "rotary", "--shape", "20", "--json", "/dev/full"]
+    assert main(["bench", "kernels", *words]) == 2
+    streams = capsys.readouterr()
+    assert "swa forward: 20 tokens" in streams.out and "rotary backward: 20 x 2 x 16" in streams.out
+    full = "/dev/full: cannot be written (No space left on device); give --json another file"
+    assert streams.err.count(f"{full}; measuring goes on, and it is tried again") == 1
+    assert streams.err.splitlines()[-1] == f"error: {full}"
+
+
+def test_what_is_absent_is_told_in_lines_of_a_terminal(cpu_rows):
+    """The shorter of the operators that have a way and those that have not."""
+    lines = _absent(cpu_rows)
+    assert lines[0] == "absent: triton for all but quantise: triton kernels run on a GPU"
+    assert all(len(line) <= 110 for line in lines)
+    assert " ".join(" ".join(lines[1:]).split()) == f"absent: torch for {', '.join('abcdefghi')}: not here"
+
+
+@pytest.fixture
+def cpu_rows() -> list[dict[str, str]]:
+    ops = ["quantise", *"abcdefghi", *(f"operator {n}" for n in range(30))]
+    rows = [{"op": op, "way": "reference", "status": "ok"} for op in ops]
+    rows += [{"op": op, "way": "triton", "status": "absent", "reason": "triton kernels run on a GPU"} for op in ops[1:]]
+    return rows + [{"op": op, "way": "torch", "status": "absent", "reason": "not here"} for op in "abcdefghi"]
 
 
 def test_step_as_json_without_a_preset(capsys):
@@ -118,6 +147,7 @@ def test_hooks_are_written_and_nothing_is_measured(tmp_path, capsys):
         (["step", "--families", "fusion", "--losses", "9"], "--families fusion: it has no use for --losses"),
         (["step", "v4-debug", "--compile", "60"], "--compile 60.0: it belongs to --families"),
         (["kernels", "--json", "none/a.json"], "--json none/a.json: there is no directory none"),
+        (["kernels", "--json", f"{'a' * 300}.json"], "the name is too long; give a shorter one"),
         (["kernels", "--json", "."], "--json .: it is a directory"),
         (["kernels", "--shape", "9" * 23], "more than 2,147,483,647 tokens"),
     ],

@@ -78,7 +78,7 @@ def test_a_fragment_with_layers_computed_again_trains(words, tmp_path, capsys):
         ("data.tokenizer=bpe-2048", 2, "its 2048 entries exceed the vocab_size"),
         ("optimizations.layout=on", 2, "optimizations.layout: not built yet"),
         ("parallel.pipeline=4", 2, "parallel.pipeline is 4: it can be planned (undertow plan), but this version"),
-        ("recompute.modules.query=all", 2, "recompute.modules.query is 'all': it can be planned (undertow plan), but"),
+        ("recompute.modules.query=[9]", 2, "recompute.modules.query [9]: layers are 0 to"),
         ("parallel.layout=Et*3mL", 2, "layout 'Et*3mL', stages 0 to 0: 3 t (3 by stage); the model has"),
         ("parallel.layout=Et*2x", 2, "layout 'Et*2x', column 5: "),
         ("train.learning_rate=1e30", 1, "step 2: held-out loss is nan; no checkpoint of this step is written"),

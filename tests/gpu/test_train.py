@@ -11,6 +11,8 @@ from undertow.data.packing import Batch, Cursor, Packer
 from undertow.data.store import TokenStore
 from undertow.model.build import build_model
 from undertow.model.context import Indexing
+from undertow.model.modules import MODULES, WITHIN_MOE
+from undertow.ops import Ops
 from undertow.optim.build import build_optimizer
 from undertow.train.batches import flat_batch
 from undertow.train.loop import Trainer
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 CONFIG = small_config()
+PARTS = tuple((layer, module) for layer in (0, 1, 2) for module in MODULES if module not in WITHIN_MOE)
 ALL = Weights(mtp=0.3, balance=0.05, z=0.01, indexer=0.5)
 
 
@@ -60,15 +63,31 @@ def test_every_loss_and_gradient_equals_the_cpu_in_float64(dense):
 
 def test_recomputation_gives_the_same_gradients():
     told = []
-    for recompute in ((), (0, 1, 2)):
+    for recompute in ((), (0, 1, 2), PARTS):
         model = stirred(CONFIG).to(DEVICE)
         losses = objective(model, flat_batch(packed(), DEVICE), ALL, recompute=recompute)
         losses.total.backward()
         told.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    plain, again = told
+    plain, *others = told
     total = torch.stack([g.norm() for g in plain.values()]).norm()
-    for name, gradient in plain.items():  # sums by atomic additions come in any order
-        assert (gradient - again[name]).norm() <= 1e-5 * total, name
+    for again in others:
+        for name, gradient in plain.items():  # sums by atomic additions come in any order
+            assert (gradient - again[name]).norm() <= 1e-5 * total, name
+
+
+def test_modules_give_the_same_gradients_in_kernels():
+    """In bfloat16, with heads that the kernels serve: each module by itself, then together."""
+    heads = {"num_attention_heads": 8, "head_dim": 64, "index_n_heads": 16, "index_head_dim": 16}
+    model, batch = stirred(small_config(**heads), dtype=torch.bfloat16, ops=Ops(device=DEVICE)).to(DEVICE), packed()
+    told = []
+    for recompute in ((), *([(layer, module) for layer in (0, 1, 2)] for module in MODULES), PARTS):
+        model.zero_grad()
+        objective(model, flat_batch(batch, DEVICE), ALL, recompute=recompute).total.backward()
+        told.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
+    total = torch.stack([g.norm() for g in told[0].values()]).norm()
+    for again in told[1:]:
+        for name, gradient in told[0].items():
+            assert (gradient - again[name]).norm() <= 1e-3 * total, name
 
 
 @pytest.mark.parametrize("profile", ["fp32", "bf16"])

@@ -14,6 +14,7 @@ from tests.model.saved import packed, saved_by_hooks
 from undertow.config.model import ModelConfig
 from undertow.model.activations import Objective, Pass, even_documents, layer_terms, saved_terms
 from undertow.model.build import build_model
+from undertow.model.modules import MODULES, WITHIN_MOE, Again
 from undertow.train.objective import Weights, objective
 
 CASES = {
@@ -39,7 +40,7 @@ def model_of(case: str, dtype: str):
     return build_model(ModelConfig.from_preset(preset, **changes), dtype=getattr(torch, dtype))
 
 
-def both(case: str, dtype: str, weights: Weights, recompute: tuple[int, ...] = ()) -> tuple[int, int]:
+def both(case: str, dtype: str, weights: Weights, recompute: tuple[Again, ...] = ()) -> tuple[int, int]:
     """Closed form and measurement."""
     model, rows = model_of(case, dtype), CASES[case][2]
     batch = packed(model.config, rows)
@@ -75,6 +76,28 @@ def test_recomputed_layers(recompute, dtype):
     wanted, found = both("odd rows", dtype, EVERYTHING, recompute)
     assert wanted == pytest.approx(found, rel=0.002)
     assert wanted < both("odd rows", dtype, EVERYTHING)[0]
+
+
+PARTS = {module: [module] for module in MODULES}
+PARTS["all, moe as one"] = [module for module in MODULES if module not in WITHIN_MOE]
+PARTS["all but moe"] = [module for module in MODULES if module != "moe"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ["odd rows", "packed, own rank", "one stream, one choice"])
+@pytest.mark.parametrize("modules", PARTS.values(), ids=PARTS.keys())
+def test_modules(modules, case, dtype):
+    recompute = tuple((layer, module) for layer in range(5) for module in modules)
+    wanted, found = both(case, dtype, EVERYTHING, recompute)
+    assert wanted == pytest.approx(found, rel=0.002)
+    assert wanted < both(case, dtype, EVERYTHING)[0]
+
+
+def test_modules_without_losses_beside_and_beside_whole_layers():
+    recompute = (0, *((layer, module) for layer in (1, 2) for module in PARTS["all, moe as one"]), (4, "query"))
+    for weights in (MAIN, EVERYTHING):
+        wanted, found = both("odd rows", "bfloat16", weights, recompute)
+        assert wanted == pytest.approx(found, rel=0.002)
 
 
 def test_of_a_released_layer_in_streams():

@@ -18,7 +18,8 @@ from undertow.model.hyper import HyperConnection
 from undertow.model.moe import SharedExpert
 from undertow.model.router import Router
 from undertow.model.transformer import Transformer
-from undertow.ops.reference.hyper import project
+from undertow.ops.reference.hyper import hyper_collapse, project
+from undertow.ops.reference.linear import linear
 from undertow.ops.reference.norm import rms_norm
 from undertow.ops.registry import REFERENCE
 
@@ -145,7 +146,7 @@ def norm_before_collapse(patch):
         )
         return self.ops.hyper_collapse(rms_norm(streams, None, config.rms_norm_eps), pre), post, mix
 
-    def forward(self, streams, context, cache, replay=None, recorded=None):
+    def forward(self, streams, context, cache, replay=None, recorded=None, again=None):
         x, post, mix = self.hc_attn(streams)
         y, indexed = self.attn(x * self.attn_norm.weight, context, cache)
         streams = self.ops.hyper_expand(y, post, mix, streams)
@@ -158,7 +159,11 @@ def norm_before_collapse(patch):
 
 
 def norm_before_final_collapse(patch):
-    patch.setattr(Transformer, "collapse", lambda self, streams: self.hc_head(self.norm(streams)))
+    def head(op, streams, fn, scale, base, weight, eps_norm, eps, **keywords):
+        normed = rms_norm(streams, weight, eps_norm)
+        return hyper_collapse(normed, torch.sigmoid(project(normed, fn, eps_norm, linear) * scale + base) + eps)
+
+    operator(patch, "hyper_head", head)
 
 
 def no_inverse_rotation(patch):

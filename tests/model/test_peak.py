@@ -13,6 +13,7 @@ from undertow.config.model import ModelConfig
 from undertow.config.training import TrainConfig
 from undertow.model.activations import Objective
 from undertow.model.build import build_model
+from undertow.model.modules import Again
 from undertow.model.parameters import Parameters
 from undertow.model.peak import State, peak_bytes
 from undertow.optim.build import build_optimizer
@@ -24,8 +25,16 @@ THREE = {"num_hidden_layers": 3, "compress_ratios": (0, 4, 8, 0)}
 WIDE_EXPERTS = TWO | {"hidden_size": 64, "moe_intermediate_size": 300, "num_experts_per_tok": 4}
 WIDE_HEADS = THREE | {"num_attention_heads": 8, "head_dim": 64, "moe_intermediate_size": 24}
 
+NO_MTP = {"num_nextn_predict_layers": 0}
+WIDE_LAST = WIDE_EXPERTS | NO_MTP | {"compress_ratios": (0, 4)}
+WIDE_HEADS_LAST = WIDE_HEADS | NO_MTP | {"compress_ratios": (0, 4, 8)}
+PARTS = tuple((layer, module) for module in ("moe", "query") for layer in (0, 1))
+PARTS += tuple((layer, module) for module in ("query", "attention_core", "output") for layer in (0, 1, 2))
 
-def measured(config: ModelConfig, rows: list[list[int]], state: State, recompute: tuple[int, ...], passes: int) -> int:
+
+def measured(
+    config: ModelConfig, rows: list[list[int]], state: State, recompute: tuple[Again, ...], passes: int
+) -> int:
     """Most bytes alive in the second step of a run; the first is short."""
     model = build_model(config, dtype=getattr(torch, state.dtype))
     if state.profile == "fp32":
@@ -51,6 +60,8 @@ def measured(config: ModelConfig, rows: list[list[int]], state: State, recompute
         ("mtp block: attention", "v4-debug", WIDE_HEADS, [[200]] * 2, State("bfloat16", "adamw", "fp32"), ()),
         ("mtp block: stream weights", "v4-debug", THREE, [[100]] * 2, State("float32"), ()),
         ("layer 1 (csa): distillation", "v4-tiny", TWO, [[400]], State("float32"), (0, 1)),
+        ("layer 1 (csa): experts", "v4-debug", WIDE_LAST, [[150]] * 2, State("bfloat16", "muon", "bf16"), PARTS[:4]),
+        ("layer 2 (hca): attention", "v4-debug", WIDE_HEADS_LAST, [[200]] * 2, State("bfloat16", "adamw"), PARTS[4:]),
         ("mtp head: loss", "v4-tiny", TWO, [[20]], State("bfloat16", "muon", "bf16", accumulates=True), ()),
     ],
 )

@@ -84,6 +84,15 @@ def hyper_in(
     return y / torch.sqrt(y.square().mean(1, keepdim=True) + eps_norm) * weight, post, mix, streams
 
 
+def hyper_head(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, weight: Tensor, eps_norm: float, eps: float
+) -> Tensor:
+    flat = streams.flatten(1)
+    logits = flat / torch.sqrt(flat.square().mean(1, keepdim=True) + eps_norm) @ fn.T
+    y = hyper_collapse(streams, torch.sigmoid(scale * logits + base) + eps)
+    return y / torch.sqrt(y.square().mean(1, keepdim=True) + eps_norm) * weight
+
+
 def hyper_expand(y: Tensor, post: Tensor, mix: Tensor, streams: Tensor) -> Tensor:
     tokens, n = post.shape
     rows = []

@@ -7,7 +7,14 @@ import torch
 
 from tests.ops import naive
 from tests.ops.compare import DTYPES, Draw, check, gradients, island, relative
-from undertow.ops.reference.hyper import hyper_coefficients, hyper_collapse, hyper_expand, hyper_in, sinkhorn
+from undertow.ops.reference.hyper import (
+    hyper_coefficients,
+    hyper_collapse,
+    hyper_expand,
+    hyper_head,
+    hyper_in,
+    sinkhorn,
+)
 
 EPS = 1e-6
 
@@ -147,6 +154,16 @@ def test_what_a_sub_layer_reads(n, dtype):
     operands += [draw.normal(size, dtype=island(dtype)) for size in (3, rows)] + [draw.normal(d, dtype=dtype)]
     tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}[dtype]
     check(lambda *x: hyper_in(*x, 1e-6, 20, EPS), lambda *x: naive.hyper_in(*x, 1e-6, 20, EPS), operands, tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_what_the_head_reads(n, dtype):
+    draw, d = Draw("head", n, dtype), 20
+    operands = [draw.normal(6, n, d, dtype=dtype), draw.normal(n, n * d, dtype=island(dtype), scale=0.1)]
+    operands += [draw.normal(size, dtype=island(dtype)) for size in (1, n)] + [draw.normal(d, dtype=dtype)]
+    tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}[dtype]
+    check(lambda *x: hyper_head(*x, 1e-6, EPS), lambda *x: naive.hyper_head(*x, 1e-6, EPS), operands, tolerance)
 
 
 def test_streams_that_are_read_come_back():

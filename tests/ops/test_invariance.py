@@ -16,6 +16,8 @@ from tests.ops.compare import Draw, island, same_bits
 from undertow.ops import OPS, Ops
 from undertow.ops.registry import FIXED_ORDER
 from undertow.ops.segments import entry_rows, window_rows
+from undertow.quant.quantise import quantise
+from undertow.quant.scheme import WEIGHTS
 
 OPS_INVARIANT = Ops(batch_invariant=True)
 ROWS, EXPERTS = 70, 5
@@ -54,6 +56,22 @@ def _grouped_linear(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
 
     operands = [draw.normal(ROWS, width, dtype=dtype), draw.normal(ROWS, 2), draw.integers(EXPERTS, ROWS, 2)]
     return RowOp(run, operands)
+
+
+def _linear_quantised(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    weight = quantise(draw.normal(37, width), WEIGHTS)
+    return RowOp(lambda x: OPS_INVARIANT.linear_quantised(x, weight), [draw.normal(ROWS, width, dtype=dtype)])
+
+
+def _grouped_linear_quantised(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    weight = quantise(draw.normal(EXPERTS, 9, width), WEIGHTS)
+
+    def run(x: Tensor, indices: Tensor) -> Tensor:
+        order = OPS_INVARIANT.dispatch_order(indices, EXPERTS)
+        rows = OPS_INVARIANT.grouped_linear_quantised(OPS_INVARIANT.permute(x, order), weight, order.counts)
+        return OPS_INVARIANT.unpermute(rows, order)
+
+    return RowOp(run, [draw.normal(ROWS, width, dtype=dtype), draw.integers(EXPERTS, ROWS, 2)])
 
 
 def _linear_cross_entropy(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
@@ -110,6 +128,15 @@ def _hyper_in(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     )
 
 
+def _hyper_head(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
+    fn, scale, base, weight = draw.normal(4, 4 * width), draw.normal(1), draw.normal(4), draw.normal(width)
+    weight = weight.to(dtype)
+    return RowOp(
+        lambda x: OPS_INVARIANT.hyper_head(x, fn, scale, base, weight, 1e-6, 1e-6),
+        [draw.normal(ROWS, 4, width, dtype=dtype)],
+    )
+
+
 def _hyper_expand(draw: Draw, width: int, dtype: torch.dtype) -> RowOp:
     y, streams = draw.normal(ROWS, width, dtype=dtype), draw.normal(ROWS, 4, width, dtype=dtype)
     return RowOp(OPS_INVARIANT.hyper_expand, [y, draw.normal(ROWS, 4), draw.normal(ROWS, 4, 4), streams])
@@ -130,6 +157,8 @@ ROW_OPS: dict[str, Callable[[Draw, int, torch.dtype], RowOp]] = {
     "wide_linear": _wide_linear,
     "block_linear": _block_linear,
     "grouped_linear, permute, permute_weights, unpermute, dispatch_order": _grouped_linear,
+    "linear_quantised": _linear_quantised,
+    "grouped_linear_quantised": _grouped_linear_quantised,
     "linear_cross_entropy": _linear_cross_entropy,
     "compress_pool": _compress_pool,
     "rms_norm": _rms_norm,
@@ -141,6 +170,7 @@ ROW_OPS: dict[str, Callable[[Draw, int, torch.dtype], RowOp]] = {
     "hyper_collapse": _hyper_collapse,
     "hyper_in": _hyper_in,
     "hyper_expand": _hyper_expand,
+    "hyper_head": _hyper_head,
     "route": _route,
     "swiglu": _swiglu,
 }

@@ -11,6 +11,10 @@ from undertow.config.presets import PRESETS
 from undertow.ops import OPS
 from undertow.ops.registry import FIXED_ORDER, INVARIANT, TRITON, Machine, choose, recipe_key, summary, taker
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
+from undertow.quant.blocks import grid_shape
+from undertow.quant.formats import UE8M0
+from undertow.quant.quantised import Quantised
+from undertow.quant.scheme import ACTIVATIONS, MXFP4, WEIGHTS, Scheme
 
 CHIPS = ("gfx942", "gfx950", "sm_90")
 OF_SEQUENCES = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
@@ -23,6 +27,8 @@ KERNELS = {
         "unpermute",
         "permute_weights",
         "grouped_linear",
+        "linear_quantised",
+        "grouped_linear_quantised",
         "swiglu",
         "linear_cross_entropy",
         "linear_cross_entropy_mean",
@@ -221,6 +227,12 @@ def empty(*shape, of=torch.bfloat16):
     return torch.empty(shape, dtype=of, device="meta")
 
 
+def codes(scheme: Scheme, *shape: int) -> Quantised:
+    *lead, wide = shape
+    payload = empty(*lead, wide // 2 if scheme is MXFP4 else wide, of=scheme.format.dtype)
+    return Quantised(payload, empty(*grid_shape(shape, scheme.block), of=UE8M0.dtype), scheme.block)
+
+
 FLOAT, LONG = torch.float32, torch.int64
 ROWS = {
     "wide_linear": ((empty(40, 64), empty(32, 64)), (empty(40, 64), empty(32, 64, of=FLOAT)), "weights are float32"),
@@ -255,6 +267,14 @@ ROWS = {
     "permute_weights": ((empty(40, 6, of=FLOAT), None), (empty(40, 6, of=torch.float64), None), "float64"),
     "grouped_linear": (
         (empty(40, 64), empty(4, 32, 64), None), (empty(40, 60), empty(4, 32, 60), None), "32 x 60, and a side is not"
+    ),
+    "linear_quantised": (
+        *((empty(40, 256), codes(MXFP4, 32, 256)), (empty(40, 192), codes(MXFP4, 32, 192))),
+        "192 columns, which is not a multiple of 128",
+    ),
+    "grouped_linear_quantised": (
+        *((empty(40, 256), codes(WEIGHTS, 4, 32, 256), None), (empty(40, 256), codes(ACTIVATIONS, 4, 32, 256), None)),
+        "blocks of FP8 must be 128x128",
     ),
     "swiglu": ((empty(40, 64), None, 10.0), (empty(40, 63), None, 10.0), "63 numbers a row are no two halves"),
     "linear_cross_entropy": (

@@ -1,6 +1,7 @@
 """Steps: what they report, that they learn, and that they stop before harm."""
 
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -8,16 +9,21 @@ import torch
 
 from tests.model.small import small_config
 from undertow.checkpoint.training import Progress
-from undertow.config.errors import UndertowError
+from undertow.config.errors import InputError, UndertowError
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.data.packing import IGNORED, Batch, Packer
 from undertow.data.store import TokenStore
 from undertow.model.build import build_model
 from undertow.model.flops import flops_per_token
+from undertow.model.packed import hold
 from undertow.optim.build import build_optimizer
+from undertow.quant.quantise import quantise
+from undertow.quant.scheme import MXFP4
+from undertow.train import loop
 from undertow.train.balance import routers
 from undertow.train.evaluation import Evaluation
 from undertow.train.loop import Trainer, train
+from undertow.train.objective import objective
 
 CONFIG = small_config()
 DOCUMENTS = [np.arange(3, 43, dtype=np.int32), np.arange(50, 90, dtype=np.int32)]
@@ -91,6 +97,31 @@ def test_balancing_evens_the_load():
         return np.mean([steps.step()["moe/load_max"] for _ in range(40)][-5:]) - 1.0
 
     assert excess(0.02) < 0.75 * excess(0.0)
+
+
+def test_nothing_of_a_micro_batch_outlives_it(monkeypatch):
+    """But its losses: what operators hold for the backward pass goes before the next one begins."""
+    graphs = []
+
+    def watched(*given, **named):
+        assert all(graph() is None for graph in graphs)
+        losses = objective(*given, **named)
+        graphs.append(weakref.ref(losses.total))
+        return losses
+
+    monkeypatch.setattr(loop, "objective", watched)
+    trainer(micro_batch_size=1).step()
+    assert len(graphs) == 2 and all(graph() is None for graph in graphs)
+
+
+@torch.no_grad()
+def test_a_model_that_holds_codes_is_refused():
+    packed, steps = build_model(CONFIG), trainer()
+    name = "layers.0.ffn.experts.w2"
+    hold(packed, name, quantise(packed.get_parameter(name), MXFP4))
+    why = f"this model holds {name} as FP8 or FP4 codes, which serve forward alone; load it without packed=True"
+    with pytest.raises(InputError, match=f"^no training: {why}$"):
+        Trainer(packed, steps.optimizer, steps._packer, steps.settings, steps.indexer)
 
 
 def moved(steps: Trainer) -> set[str]:

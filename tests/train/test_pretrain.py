@@ -240,8 +240,12 @@ def test_other_ways_to_train_resume_to_the_bit_too(recipe, tmp_path, monkeypatch
     assert entries(tmp_path / "run") == entries(tmp_path / "straight")
 
 
-def test_recomputation_changes_no_bit(finished, recipe, tmp_path):
-    pretrain(recipe(tmp_path / "run", "optimizations.recompute=on"), Shown())
+PARTS = ("recompute.layers=[1]", "recompute.modules.query=all", "recompute.modules.moe=[0,2]")
+
+
+@pytest.mark.parametrize("change", [("optimizations.recompute=on",), PARTS], ids=["layers", "modules"])
+def test_recomputation_changes_no_bit(finished, recipe, tmp_path, change):
+    pretrain(recipe(tmp_path / "run", *change), Shown())
     assert entries(tmp_path / "run") == entries(finished[0])
 
 

@@ -16,10 +16,10 @@ from undertow.train.widths import refuse_wider
         ("parallel.pipeline=4", "parallel.pipeline is 4: "),
         ("parallel.expert=8", "parallel.expert is 8: "),
         ("parallel.context=2", "parallel.context is 2: "),
+        ("parallel.gpus=2xH200", "parallel.gpus is 2xH200: "),
         ("parallel.schedule=zbv", "parallel.schedule is zbv: "),
         ("parallel.layout=Et*3|t*3mL", "parallel.layout is 'Et*3|t*3mL': "),
         ("parallel.layout=[[embedding],[decoder,loss]]", 'parallel.layout is [["embedding"], ["decoder", "loss"]]: '),
-        ("recompute.modules.query=[0,1]", "recompute.modules.query is [0, 1]: "),
     ],
 )
 def test_what_can_only_be_planned(word, message):
@@ -31,14 +31,16 @@ def test_what_can_only_be_planned(word, message):
 
 
 def test_one_stage_on_one_gpu_is_a_run():
-    resolved = resolve("pretrain/quickstart", ["parallel.layout=Et*6mL", "parallel.pipeline=1"], {})
+    resolved = resolve(
+        "pretrain/quickstart", ["parallel.layout=Et*6mL", "parallel.pipeline=1", "parallel.gpus=1xH200"], {}
+    )
     refuse_wider(resolved.tracked)
-    written = ("parallel.tensor", "parallel.pipeline", "parallel.layout", "parallel.schedule", "recompute.modules")
+    written = ("parallel.gpus", "parallel.tensor", "parallel.pipeline", "parallel.layout", "parallel.schedule")
     assert all(resolved._view.was_read(key) for key in written)
 
 
 def test_a_long_value_is_told_in_part():
-    resolved = resolve("pretrain/quickstart", [f"recompute.modules.query=[{','.join(['0'] * 1000)}]"], {})
+    resolved = resolve("pretrain/quickstart", [f"parallel.layout=[{','.join(['[decoder]'] * 1000)}]"], {})
     with pytest.raises(ConfigError) as refusal:
         refuse_wider(resolved.tracked)
     assert len(str(refusal.value)) < 500 and "characters): it can be planned" in str(refusal.value)

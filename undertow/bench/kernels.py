@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from undertow.bench import attention, experts, fusions, indexer, loss, optimizer
+from undertow.bench import attention, experts, fusions, indexer, loss, optimizer, products
 from undertow.bench.ceilings import Ceilings, ceilings
 from undertow.bench.environment import environment
 from undertow.bench.quantising import quantise_tasks
@@ -24,10 +24,11 @@ _LAYER = {
     "pool": fusions.pool_tasks,
     "swiglu": fusions.swiglu_tasks,
 }
+_PRODUCTS = {"decode": products.decode_tasks, "invariant": products.invariant_tasks}
 _ROUTED = {"router": experts.router_tasks, "permute": experts.permute_tasks}
 SIZED = "optimizer"
 """The operator whose sizes are those of parameters, whatever the tokens."""
-OPS = (*attention.FORMS, "indexer", "distillation", *_LAYER, *_ROUTED, "experts", "loss", SIZED, "quantise")
+OPS = (*attention.FORMS, "indexer", "distillation", *_LAYER, *_ROUTED, "experts", *_PRODUCTS, "loss", SIZED, "quantise")
 _LENGTHS: dict[str, tuple[tuple[int, ...], ...]] = {"csa": ((4096,), (8192,), (16384,)), "quantise": ((65536,),)}
 _TINY_LENGTHS = ((96,),)
 _MOST = (1 << 31) - 1  # tokens that an int32 numbers
@@ -91,6 +92,8 @@ def _layer_tasks(op: str, lengths: Lengths, device: torch.device, peers: Collect
     sizes, counts = (fusions.TINY, experts.TINY_EXPERTS) if cpu else (fusions.FLASH, experts.EXPERTS)
     if op in _LAYER:
         yield from _LAYER[op](sizes, lengths, device, peers)
+    elif op in _PRODUCTS:
+        yield from _PRODUCTS[op](products.TINY if cpu else products.FLASH, lengths, device, peers)
     elif op in _ROUTED:
         yield from _ROUTED[op](sizes, counts[-1], lengths, device, peers)
     else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import Any
 
 _HEADS = ("way", "ms", "lowest-highest", "of floor", "TFLOP/s", "nominal", "GB/s", "error", "")
+_WIDTH = 110
 _HOW = {"events": "launches included", "graph": "", "clock": ""}
 
 
@@ -78,7 +80,9 @@ def families_table(result: dict[str, Any]) -> str:
     for row in result["settings"]:
         if row["status"] != "ok":
             unmeasured.setdefault(f"{row['status']}: {row['reason']}", []).append(row["name"])
-    lines += ["", *(f"{', '.join(names)}: {why}" for why, names in unmeasured.items())] if unmeasured else []
+    lines += [""] if unmeasured else []
+    for why, names in unmeasured.items():
+        lines += wrap(f"{', '.join(names)}: {why}", _WIDTH, subsequent_indent="  ")
     if on := next((row for row in good if row["role"] == "on"), None):
         others = [row for row in good if row["role"] in ("off", "compile") and row["tokens"] == on["tokens"]]
         told = [f"{on['tokens_per_second'] / row['tokens_per_second']:.2f} times {row['name']}" for row in others]
@@ -181,11 +185,13 @@ def _absent(rows: Sequence[dict[str, Any]]) -> list[str]:
             reason = re.sub(r" for \w+ in this version$", " in this version", row["reason"])
             ops = found.setdefault((row["way"], reason), [])
             ops += [row["op"]] if row["op"] not in ops else []
-    whole = len({row["op"] for row in rows})
-    return [
-        f"absent: {way}{'' if len(ops) == whole else ' for ' + ', '.join(ops)}: {reason}"
-        for (way, reason), ops in found.items()
-    ]
+    every = list(dict.fromkeys(row["op"] for row in rows))
+    lines = []
+    for (way, reason), ops in found.items():
+        left = [op for op in every if op not in ops]
+        told = ", ".join(ops) if len(ops) <= len(left) else f"all but {', '.join(left)}"
+        lines += wrap(f"absent: {way}{f' for {told}' if left else ''}: {reason}", _WIDTH, subsequent_indent="  ")
+    return lines
 
 
 def _ms(value: float) -> str:

@@ -13,15 +13,18 @@ import torch
 
 from undertow.checkpoint.faults import Faults, check_values
 from undertow.checkpoint.names import Format, native_tensors, pieces
+from undertow.checkpoint.packed import write_numbers
 from undertow.checkpoint.publish import TOKENIZER_FILES, replacing
-from undertow.checkpoint.reading import existing_directory, read_tensors
+from undertow.checkpoint.reading import existing_directory, read_packed, read_tensors
 from undertow.checkpoint.shards import SHARD_BYTES, Entry, write_shards
 from undertow.config.errors import InputError
 from undertow.config.model import ModelConfig
 from undertow.config.model_json import read_config, released_config, transformers_config, undertow_config
 from undertow.config.presets import nearest
+from undertow.model.packed import can_hold, hold, refuse_packed
 from undertow.model.transformer import Transformer
 from undertow.ops import Ops
+from undertow.quant.quantised import Quantised
 
 WriteFormat = Literal["undertow", "transformers", "released"]
 WRITE_FORMATS: tuple[WriteFormat, ...] = ("undertow", "transformers", "released")
@@ -33,6 +36,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     ops: Ops | None = None,
+    packed: bool = False,
 ) -> Transformer:
     """The model in the directory `path`: released, transformers or Undertow names, told apart by the names themselves.
 
@@ -40,15 +44,39 @@ def load_model(
     `device`; nothing is held twice. Raises `ConfigError` for the configuration and one `InputError` for everything that
     is wrong with the tensors: missing, surplus, misshapen, not finite, an unfilled hash table, a truncated file, FP8 or
     FP4 under a wrong label.
+
+    With `packed`, matrices that are stored as FP8 or FP4 stay so where `undertow.model.packed.can_hold` says that they
+    may, and the model runs forward alone: no parameter asks for a gradient. What is read is held once more until it is
+    on `device`. Raises `InputError` for float64, and as `undertow.checkpoint.reading.read_packed` does.
     """
     directory = existing_directory(Path(path))
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype}: a model is loaded as {', '.join(map(str, DTYPES))}")
+    if packed and dtype is torch.float64:
+        raise InputError("dtype torch.float64 with packed=True: codes are read as torch.float32 or torch.bfloat16")
     config = read_config(directory)
     model = Transformer(config, ops=ops or Ops(device=device), device="meta", dtype=dtype)
+    if packed:
+        _fill_packed(model, directory, dtype, device)
+        return model
     dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     model.load_state_dict(read_tensors(directory, config, dtypes, device), strict=True, assign=True)
     return model
+
+
+def _fill_packed(model: Transformer, directory: Path, dtype: torch.dtype, device: torch.device | str) -> None:
+    state, numbers = read_packed(directory, dtype), {}
+    for name in list(state):
+        tensor = state.pop(name)
+        if isinstance(tensor, Quantised) and can_hold(model, name):
+            hold(model, name, tensor.to(device))
+            continue
+        if isinstance(tensor, Quantised):
+            packed, tensor = tensor, torch.empty(tensor.shape, dtype=dtype)
+            write_numbers(packed, tensor, f"{directory}: {name}")
+        numbers[name] = tensor.to(device)
+    model.load_state_dict(numbers, strict=True, assign=True)
+    model.requires_grad_(False)
 
 
 def save_model(
@@ -69,6 +97,7 @@ def save_model(
     if format not in WRITE_FORMATS:
         hint = nearest(format, list(WRITE_FORMATS))
         raise InputError(f"unknown format '{format}'{hint} (formats: {', '.join(WRITE_FORMATS)})")
+    refuse_packed(model, "the model is not saved")
     state = model.state_dict()
     document = _document(model.config, format, state["embed.weight"].dtype)
     write_directory(Path(path), model.config, state, document, format, tokenizer, shard_bytes)

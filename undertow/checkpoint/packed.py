@@ -89,8 +89,8 @@ def stack(name: str, parts: Sequence[tuple[Piece, Quantised]], shape: tuple[int,
     high = scheme.block.rows
     if high is None:
         raise InputError(
-            f"{name}: has one scale for each matrix, and matrices that are stacked need blocks; use load_model, which "
-            "dequantises them"
+            f"{name}: has one scale for each matrix, and matrices that are stacked need blocks; use load_model "
+            "without packed=True"
         )
     payload = torch.empty((*shape[:-1], first.payload.shape[-1]), dtype=torch.uint8)
     scales = torch.empty((shape[0], -(-shape[1] // high), first.scales.shape[-1]), dtype=first.scales.dtype)
@@ -100,7 +100,7 @@ def stack(name: str, parts: Sequence[tuple[Piece, Quantised]], shape: tuple[int,
         if rows.start % high:
             raise InputError(
                 f"{name}: moe_intermediate_size is {rows.start}, and FP8 experts in blocks of {scheme.block}, w1 above "
-                f"w3, need a multiple of {high}; use load_model, which dequantises them"
+                f"w3, need a multiple of {high}; use load_model without packed=True"
             )
         payload[expert, rows] = part.payload.view(torch.uint8)
         scales[expert, rows.start // high : -(-rows.stop // high)] = part.scales

@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 
 from undertow import __version__
-from undertow.cli import bench, config, convert, data, doctor, generate, plan, quickstart, report, train
+from undertow.cli import bench, config, convert, data, doctor, generate, launch, plan, quickstart, report, train
 from undertow.cli.memory import out_of_memory
 from undertow.cli.streams import drop_output, prepare_output
 from undertow.config.errors import DoesNotFit, UndertowError
 from undertow.config.spelling import printable
 
-VERBS = (quickstart, plan, train, data, report, generate, convert, bench, doctor, config)
+VERBS = (quickstart, plan, launch, train, data, report, generate, convert, bench, doctor, config)
 INTERRUPTED = 130
 
 app = typer.Typer(

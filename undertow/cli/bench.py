@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -46,7 +47,7 @@ def kernels(
         list[str] | None,
         typer.Option(
             help="Operator: swa, hca, csa, pro-csa, indexer, distillation, norm, rotary, hyper, pool, swiglu, router, "
-            "permute, experts, loss, optimizer or quantise. Repeatable. Default: all.",
+            "permute, experts, decode, invariant, loss, optimizer or quantise. Repeatable. Default: all.",
             show_default=False,
         ),
     ] = None,
@@ -100,7 +101,7 @@ def kernels(
     lengths = list(dict.fromkeys(parse_shape(text) for text in shape or []))
     _refuse_unwritable("--json", json)
     with _told() as follow:
-        result = bench_kernels(ops, lengths, peers, place, deterministic, follow, lambda part: _save(part, json))
+        result = bench_kernels(ops, lengths, peers, place, deterministic, follow, _keeper(json))
     _answer(result, json, kernels_table)
     _refuse_wrong(result)
 
@@ -222,15 +223,11 @@ def step(
     _refuse_beside_families(families, {"--alone": alone, "--compile": compile}, others)
     if families is not None:
         with _told() as follow:
-            result = bench_families(
-                preset, words, families, alone, compile, steps, os.environ, follow, lambda part: _save(part, json)
-            )
+            result = bench_families(preset, words, families, alone, compile, steps, os.environ, follow, _keeper(json))
         _answer(result, json, families_table)
         return
     with _told() as follow:
-        result = bench_step(
-            preset, words, against or [], steps, losses, trace, os.environ, follow, lambda part: _save(part, json)
-        )
+        result = bench_step(preset, words, against or [], steps, losses, trace, os.environ, follow, _keeper(json))
     _answer(result, json, step_table)
 
 
@@ -255,12 +252,34 @@ def _refuse_unwritable(option: str, path: Path | None) -> None:
     """Refuse, before anything is measured, a file that could not be written when all is."""
     if path is None or str(path) == "-":
         return
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{option} {str(path)[:60]}...: the name is too long; give a shorter one") from None
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no directory {path.parent}; name a file in one that is there")
     if path.is_dir():
         raise InputError(f"{option} {path}: it is a directory; name a file")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"{option} {path}: it may not be written; name another file")
+
+
+def _keeper(json: Path | None) -> Callable[[dict[str, Any]], None]:
+    """What writes the result so far. Where that fails it says so, once, and what is measured goes on: the table is
+    still to come, and the whole file is tried again after it."""
+    told = False
+
+    def keep(part: dict[str, Any]) -> None:
+        nonlocal told
+        try:
+            _save(part, json)
+        except InputError as error:
+            if not told and sys.stderr is not None:
+                print(f"{error}; measuring goes on, and it is tried again", file=sys.stderr, flush=True)
+            told = True
+
+    return keep
 
 
 def _save(result: dict[str, Any], json: Path | None) -> None:

@@ -65,7 +65,10 @@ FAMILIES: dict[str, Family] = {
         "2 to 8 expert-parallel GPUs of one node that divide the experts, bfloat16 weights and no tensor parallelism; "
         "it replaces dispatch and grouped_gemm"
     ),
-    "layout": Family("a pipeline of more than one stage"),
+    "layout": Family(
+        "a pipeline of more than one stage",
+        off={"parallel.layout": None},
+    ),
     "recompute": Family(
         "no special hardware; it trades time for memory",
         built=True,

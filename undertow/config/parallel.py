@@ -31,6 +31,11 @@ def _layout(value: Any) -> Any:
 class ParallelConfig(Section):
     """Ranks of each axis; data parallelism takes the GPUs that they leave. `undertow plan` chooses what is not set."""
 
+    gpus: str | None = Field(
+        None,
+        pattern=r"^[1-9][0-9]{0,6}[xX][A-Za-z][\w-]*$",
+        description="GPUs that widths and layout are for, as 32xMI355X; null leaves them to the command line",
+    )
     tensor: int = Field(1, ge=1, le=WIDEST, description="ranks that share each weight matrix")
     pipeline: int = Field(1, ge=1, le=WIDEST, description="ranks that share the layers, one after the other")
     expert: int = Field(1, ge=1, le=WIDEST, description="ranks of a stage that share the experts")

@@ -121,15 +121,27 @@ class RunConfig(Section):
         staged = self.indexer.dense_steps or self.indexer.warmup_steps
         if staged and self.model.csa_ratio not in self.model.compress_ratios:
             raise ValueError("indexer.dense_steps and warmup_steps need a model with compressed sparse attention")
-        layers = self.recompute.layers
+        return self
+
+    @model_validator(mode="after")
+    def _recomputable(self) -> RunConfig:
+        layers, modules = self.recompute.layers, self.recompute.modules
         if isinstance(layers, list) and any(layer >= self.model.num_hidden_layers for layer in layers):
             raise ValueError(
                 f"recompute.layers {told(layers)}: layers are 0 to {self.model.num_hidden_layers - 1} in this model"
             )
-        for name, chosen in self.recompute.modules.items():
+        for name, chosen in modules.items():
             if isinstance(chosen, list) and any(layer >= self.model.num_hidden_layers for layer in chosen):
                 raise ValueError(
                     f"recompute.modules.{name} {told(chosen)}: layers are 0 to "
                     f"{self.model.num_hidden_layers - 1} in this model"
+                )
+        every = set(range(self.model.num_hidden_layers))
+        single = set() if layers == "all" else every if layers == "none" else every - set(layers)
+        of = {name: single & (every if chosen == "all" else set(chosen)) for name, chosen in modules.items()}
+        for name in ("expert_activation", "shared_expert"):
+            if both := of.get("moe", set()) & of.get(name, set()):
+                raise ValueError(
+                    f"recompute.modules.{name} and moe of layer {min(both)}: moe contains {name}; name one of the two"
                 )
         return self

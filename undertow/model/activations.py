@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from undertow.config.model import ModelConfig
+from undertow.config.training import RecomputeModule
+from undertow.model.modules import Again, frees, modules_of
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -21,12 +23,14 @@ _F32, _I32, _I64 = 4, 4, 8
 
 
 class Term(NamedTuple):
-    """`bytes` kept under a name by one module at one place: a layer, the embedding, the head, the MTP block."""
+    """`bytes` kept under a name by one module at one place: a layer, the embedding, the head, the MTP block.
+    `freed_by`: the modules any of which frees them if it is computed again."""
 
     place: str
     module: str
     name: str
     bytes: int
+    freed_by: frozenset[RecomputeModule] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,13 @@ class Pass:
 @dataclass(frozen=True)
 class Objective:
     """What the forward pass computes: the MTP loss, the indexer's distillation, the balance loss over so many sequences
-    (0 for none), and which layers of the trunk are recomputed. Attention selects entries where it can."""
+    (0 for none), and which layers of the trunk are recomputed, and which modules of other layers. Attention selects
+    entries where it can."""
 
     mtp: bool = True
     distil: bool = True
     balance_rows: int = 0
-    recompute: frozenset[int] = frozenset()
+    recompute: frozenset[Again] = frozenset()
 
 
 def even_documents(tokens: int, length: int) -> tuple[int, ...]:
@@ -97,7 +102,8 @@ def _mixers(p: Pass, expanded: bool) -> dict[str, int]:
     return {
         "streams": (first + streams) * p.width,
         "coefficients": 2 * t * coefficients * _F32,
-        "outputs of the sites": 2 * t * d * p.width,
+        "output of attention": t * d * p.width,
+        "output of the experts": t * d * p.width,
     }
 
 
@@ -214,12 +220,13 @@ def _recomputed(p: Pass, layer: int, o: Objective) -> dict[str, dict[str, int]]:
 
 
 def _collapse(p: Pass) -> dict[str, int]:
-    """A head collapse, the norm after it, and the cross-entropy."""
+    """A head collapse with its norm, and the cross-entropy."""
     t, d, n = p.tokens, p.config.hidden_size, p.config.hc_mult
     return {
         "streams": t * n * d * p.width,
-        "coefficients": t * (1 + 3 * n) * _F32,
-        "norm": t * (d * p.width + _F32),
+        # Kernels: logits and two roots. The reference keeps what is between, too.
+        "coefficients": t * (n + 2 if p.kernels else 1 + 3 * n) * _F32,
+        "norm": 0 if p.kernels else t * (d * p.width + _F32),
         # Kernels make the gradients at once, and keep those.
         "hidden": t * d * p.width,
         "labels and log-sum-exp": 0 if p.kernels else t * (_I64 + _F32),
@@ -260,8 +267,18 @@ def place_of(config: ModelConfig, layer: int) -> str:
 
 
 def layer_terms(p: Pass, layer: int, objective: Objective) -> list[Term]:
-    """What one layer keeps that is not recomputed; of a recomputed one, what it keeps while its backward pass runs."""
-    return _terms(place_of(p.config, layer), _layer(p, layer, objective))
+    """What one layer keeps of which nothing is recomputed; of another, what it keeps while its backward pass runs."""
+    stay = objective.balance_rows > 0 and not p.config.is_hash(layer)
+    terms = _terms(place_of(p.config, layer), _layer(p, layer, objective))
+    return [term._replace(freed_by=frees(term.module, term.name, stay)) for term in terms]
+
+
+def kept_terms(p: Pass, layer: int, objective: Objective) -> list[Term]:
+    """What one layer of the trunk keeps from the forward pass to its backward pass."""
+    if layer in objective.recompute:
+        return _terms(place_of(p.config, layer), _recomputed(p, layer, objective))
+    modules = modules_of(objective.recompute, layer)
+    return [term for term in layer_terms(p, layer, objective) if not term.freed_by & modules]
 
 
 def saved_terms(
@@ -285,8 +302,7 @@ def saved_terms(
     inputs = {"ids": p.tokens * _I64, "sequences": p.tokens * _I64 if o.balance_rows and learned else 0}
     terms = _terms("embedding", {"inputs": inputs}) + _terms("all layers", {"shared": _shared(p, kept, o)})
     for layer in trunk:
-        again = layer in o.recompute
-        terms += _terms(place_of(config, layer), _recomputed(p, layer, o)) if again else layer_terms(p, layer, o)
+        terms += kept_terms(p, layer, o)
     terms += _terms("head", {"head": _collapse(p)})
     if o.mtp and config.num_nextn_predict_layers:
         q, layer = p.without_last(), config.num_hidden_layers

@@ -3,6 +3,7 @@ projection."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from undertow.model.context import Context
 from undertow.model.indexer import Indexer, Reading
 from undertow.model.layers import Linear, RMSNorm, float32_parameter
 from undertow.model.recompute import Choices
+from undertow.model.remake import Remake, kept
+from undertow.model.rotary import Table
 from undertow.ops import Ops
 from undertow.ops.segments import Rows, Segments, entry_rows, window_rows
 
@@ -68,23 +71,23 @@ class Attention(nn.Module):
             self.indexer = Indexer(config, ops)
 
     def forward(
-        self, x: Tensor, context: Context, cache: LayerCache, recorded: Choices | None = None
+        self, x: Tensor, context: Context, cache: LayerCache, recorded: Choices | None = None, again: Remake = kept
     ) -> tuple[Tensor, Indexed]:
         """`x [T, d]` (collapsed and normalised) -> `[T, d]`. Compressors run before attention: a group that a token
-        completes is visible to that token. `recorded` are the choices of an earlier run of this call, to be repeated.
+        completes is visible to that token. `recorded` are the choices of an earlier run of this call, to be repeated;
+        `again` runs the modules.
         """
         ops, config, segments, indexing = self.ops, self.config, context.segments, context.indexing
-        rope = context.rope(compressed=self.kind != "swa")
+        rope = self._rope(context)
         latent = self.q_norm(self.wq_a(x))
-        q = self.wq_b(latent).view(-1, config.num_attention_heads, config.head_dim)
-        q = ops.head_norm_rotary(q, rope.cos, rope.sin, config.rms_norm_eps)
+        q = again("query", partial(self._queries, context), latent)
         kv = ops.rotary(self.kv_norm(self.wkv(x)), rope.cos, rope.sin)
         window = cache.append("window", kv, segments.layout(window_rows(config.sliding_window)))
         entries = self._entries(x, context, cache)
         reading, chosen = self._index(x, latent, context, cache, recorded)
         selected = None if indexing.dense else chosen
-        o, lse = self._attend(q, window, entries, selected, segments)
-        y = self.wo_b(self.wo_a(ops.rotary(o, rope.cos, rope.sin, inverse=True)))
+        o, lse = again("attention_core", partial(self._core, context, selected), q, window, entries)
+        y = again("output", self._output, o)
         if entries is None or self.kind != "csa":
             return y, Indexed()
         distillation = recall = None
@@ -96,6 +99,26 @@ class Attention(nn.Module):
         if indexing.recall and recorded is None:
             recall = self._recall(q, window, entries, lse if selected is None else None, chosen, segments)
         return y, Indexed(selected, distillation, recall)
+
+    def _rope(self, context: Context) -> Table:
+        return context.rope(compressed=self.kind != "swa")
+
+    def _queries(self, context: Context, latent: Tensor) -> Tensor:
+        """`[T, h, c]`, normalised and rotated, of the query latent."""
+        config, rope = self.config, self._rope(context)
+        q = self.wq_b(latent).view(-1, config.num_attention_heads, config.head_dim)
+        return self.ops.head_norm_rotary(q, rope.cos, rope.sin, config.rms_norm_eps)
+
+    def _core(
+        self, context: Context, selected: Tensor | None, q: Tensor, window: Rows, entries: Rows | None
+    ) -> tuple[Tensor, Tensor]:
+        """Heads' outputs, turned back, `[T, h, c]`, and log-sum-exp `[T, h]`."""
+        o, lse = self._attend(q, window, entries, selected, context.segments)
+        rope = self._rope(context)
+        return self.ops.rotary(o, rope.cos, rope.sin, inverse=True), lse
+
+    def _output(self, o: Tensor) -> Tensor:
+        return self.wo_b(self.wo_a(o))
 
     def _attend(
         self, q: Tensor, window: Rows, entries: Rows | None, selected: Tensor | None, segments: Segments

@@ -14,6 +14,7 @@ from undertow.model.hyper import HyperConnection
 from undertow.model.layers import RMSNorm
 from undertow.model.moe import MoE
 from undertow.model.recompute import Choices
+from undertow.model.remake import Remake, kept
 from undertow.model.router import Routing
 from undertow.ops import Ops
 
@@ -51,11 +52,19 @@ class Block(nn.Module):
         cache: LayerCache,
         replay: Tensor | None = None,
         recorded: Choices | None = None,
+        again: Remake = kept,
     ) -> Layer:
-        """`replay [T, K]` forces a choice of experts, `recorded` all that an earlier run of the same call chose."""
-        x, post, mix, streams = self.hc_attn(streams, self.attn_norm.weight)
-        y, indexed = self.attn(x, context, cache, recorded)
+        """`replay [T, K]` forces a choice of experts, `recorded` all that an earlier run of the same call chose.
+        `again` runs the layer's modules."""
+        x, post, mix, streams = again("mixer_norm", self._into_attention, streams)
+        y, indexed = self.attn(x, context, cache, recorded, again)
         streams = self.ops.hyper_expand(y, post, mix, streams)
-        x, post, mix, streams = self.hc_ffn(streams, self.ffn_norm.weight)
-        y, routing = self.ffn(x, context.ids, replay if recorded is None else recorded.experts)
+        x, post, mix, streams = again("mixer_norm", self._into_experts, streams)
+        y, routing = self.ffn(x, context.ids, replay if recorded is None else recorded.experts, again)
         return Layer(self.ops.hyper_expand(y, post, mix, streams), routing, indexed)
+
+    def _into_attention(self, streams: Tensor) -> tuple[Tensor, ...]:
+        return self.hc_attn(streams, self.attn_norm.weight)
+
+    def _into_experts(self, streams: Tensor) -> tuple[Tensor, ...]:
+        return self.hc_ffn(streams, self.ffn_norm.weight)

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from undertow.config.model import ModelConfig
 from undertow.model.layers import float32_parameter
 from undertow.ops import Ops
-from undertow.ops.reference.hyper import project
-from undertow.ops.reference.precision import sigmoid, wide
 
 
 class HyperConnection(nn.Module):
@@ -33,7 +31,7 @@ class HyperConnection(nn.Module):
 
 
 class HyperHead(nn.Module):
-    """Final collapse of the streams: `sum_j (sigmoid(scale a_j + base_j) + eps) X_j`, without Sinkhorn."""
+    """Final collapse of the streams: `sum_j (sigmoid(scale a_j + base_j) + eps) X_j`, without Sinkhorn; its norm."""
 
     def __init__(self, config: ModelConfig, ops: Ops):
         super().__init__()
@@ -42,8 +40,9 @@ class HyperHead(nn.Module):
         self.base = float32_parameter(config.hc_mult)
         self.scale = float32_parameter(1)
 
-    def forward(self, streams: Tensor) -> Tensor:
-        """`[T, n, d] -> [T, d]`."""
-        logits = project(streams, self.fn, self.config.rms_norm_eps, self.ops.linear)
-        pre = sigmoid(logits * wide(self.scale) + wide(self.base)) + self.config.hc_eps
-        return self.ops.hyper_collapse(streams, pre)
+    def forward(self, streams: Tensor, norm_weight: Tensor) -> Tensor:
+        """`streams [T, n, d]` -> their sum `[T, d]`, normalised with `norm_weight [d]`."""
+        config = self.config
+        return self.ops.hyper_head(
+            streams, self.fn, self.scale, self.base, norm_weight, config.rms_norm_eps, config.hc_eps
+        )

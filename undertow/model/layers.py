@@ -7,20 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from undertow.ops import Ops
+from undertow.quant.quantised import Quantised
 
 # Last part of the name of every parameter that `dtype` leaves alone: hyper-connections, positional gates, sinks.
 FLOAT32_PARAMETERS = frozenset(("fn", "base", "scale", "ape", "attn_sink"))
 
 
 class Linear(nn.Module):
-    """`x [..., in] -> [..., out]`, no bias. `weight [out, in]`."""
+    """`x [..., in] -> [..., out]`, no bias. `weight [out, in]`, a parameter, or codes for the forward pass alone."""
 
     def __init__(self, inputs: int, outputs: int, ops: Ops):
         super().__init__()
         self.ops = ops
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.weight: nn.Parameter | Quantised = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.weight, Quantised):
+            return self.ops.linear_quantised(x, self.weight)
         return self.ops.linear(x, self.weight)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor, nn
 
 from undertow.config.model import ModelConfig
 from undertow.model.layers import Linear
+from undertow.model.remake import Remake, kept
 from undertow.model.router import Router, Routing
 from undertow.ops import Ops
+from undertow.quant.quantised import Quantised
 
 # Sends tokens to experts and brings the weighted sum back: `(x [T, d], routing, experts) -> [T, d]`
 # float32.
@@ -18,20 +21,37 @@ Dispatcher = Callable[[Tensor, Routing, "Experts"], Tensor]
 
 
 class Experts(nn.Module):
-    """Routed experts: `w13 [E, 2 I, d]` (gate rows, then up rows) and `w2 [E, d, I]`."""
+    """Routed experts: `w13 [E, 2 I, d]` (gate rows, then up rows) and `w2 [E, d, I]`, parameters, or codes for the
+    forward pass alone."""
 
     def __init__(self, config: ModelConfig, ops: Ops):
         super().__init__()
-        self.ops, self.limit = ops, config.swiglu_limit
+        self.ops, self.limit, self._again = ops, config.swiglu_limit, kept
         experts, inner, d = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
-        self.w13 = nn.Parameter(torch.empty(experts, 2 * inner, d))
-        self.w2 = nn.Parameter(torch.empty(experts, d, inner))
+        self.w13: nn.Parameter | Quantised = nn.Parameter(torch.empty(experts, 2 * inner, d))
+        self.w2: nn.Parameter | Quantised = nn.Parameter(torch.empty(experts, d, inner))
 
     def forward(self, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """`rows [N, d]` in expert order, `weights [N]`, `counts [E]` -> `[N, d]`. Weights enter before `w2`, in
         float32."""
-        both = self.ops.grouped_linear(rows, self.w13, counts)
-        return self.ops.grouped_linear(self.ops.swiglu(both, None, self.limit, weights), self.w2, counts)
+        both = self._product(rows, self.w13, counts)
+        return self._product(self._again("expert_activation", self._activation, both, weights), self.w2, counts)
+
+    def run_by(self, again: Remake) -> Experts:
+        """The same experts, with their module run by `again`."""
+        if again is kept:
+            return self
+        experts = copy(self)
+        experts._again = again
+        return experts
+
+    def _activation(self, both: Tensor, weights: Tensor) -> Tensor:
+        return self.ops.swiglu(both, None, self.limit, weights)
+
+    def _product(self, rows: Tensor, weight: Tensor | Quantised, counts: Tensor) -> Tensor:
+        if isinstance(weight, Quantised):
+            return self.ops.grouped_linear_quantised(rows, weight, counts)
+        return self.ops.grouped_linear(rows, weight, counts)
 
 
 class SharedExpert(nn.Module):
@@ -51,7 +71,7 @@ class SharedExpert(nn.Module):
 def dispatch_locally(x: Tensor, routing: Routing, experts: Experts) -> Tensor:
     """All experts on this device: permute, compute, sum each token's choices in float32."""
     ops = experts.ops
-    order = ops.dispatch_order(routing.indices, len(experts.w13))
+    order = ops.dispatch_order(routing.indices, experts.w13.shape[0])
     weights = ops.permute_weights(routing.weights, order)
     return ops.unpermute(experts(ops.permute(x, order), weights, order.counts), order)
 
@@ -66,8 +86,19 @@ class MoE(nn.Module):
         self.shared_experts = SharedExpert(config, ops)
         self.dispatch = dispatch
 
-    def forward(self, x: Tensor, ids: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """`x [T, d]` -> output `[T, d]` and the routing decision."""
-        routing = self.gate(x, ids, replay)
-        routed = self.dispatch(x, routing, self.experts)
-        return (routed + self.shared_experts(x)).to(x.dtype), routing
+    def forward(
+        self, x: Tensor, ids: Tensor, replay: Tensor | None = None, again: Remake = kept
+    ) -> tuple[Tensor, Routing]:
+        """`x [T, d]` -> output `[T, d]` and the routing decision. `again` runs the modules: a second run takes the
+        experts that the first one chose."""
+        chosen = [] if replay is None else [replay]
+
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            routing = self.gate(x, ids, chosen[0] if chosen else None)
+            if not chosen:
+                chosen.append(routing.indices.contiguous())  # the reference's is a slice of all experts
+            routed = self.dispatch(x, routing, self.experts.run_by(again))
+            return (routed + again("shared_expert", self.shared_experts, x)).to(x.dtype), *routing
+
+        y, *decision = again("moe", run, x)
+        return y, Routing(*decision)

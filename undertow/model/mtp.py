@@ -38,4 +38,4 @@ class MTPBlock(Block):
     ) -> tuple[Tensor, Tensor, Routing]:
         """Normed hidden `[T, d]` ready for the LM head, the block's streams for deeper drafts, and the routing."""
         layer = self(self.fuse(streams, next_embedding), context, cache, replay)
-        return self.norm(self.hc_head(layer.streams)), layer.streams, layer.routing
+        return self.hc_head(layer.streams, self.norm.weight), layer.streams, layer.routing

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from undertow.config.model import ModelConfig
 from undertow.model.activations import Dtype, Objective, Pass, held_beside, layer_terms, place_of, saved_terms
+from undertow.model.modules import freed_at_first, modules_of
 from undertow.model.parameters import (
     Parameters,
     all_parameters,
@@ -183,14 +184,17 @@ def _layer_moments(
     for term in terms:
         of[term.module] += term.bytes
         of[f"{term.module} {term.name}"] += term.bytes
+    modules = modules_of(o.recompute, layer)
     back, site = _site(p)
-    left = before + sum(term.bytes for term in terms)
+    early = sum(freed_at_first(each, term.bytes) for term in terms for each in term.freed_by & modules)
+    left = before + sum(term.bytes for term in terms) - early
     yield _Moment(f"{place}: output of the experts", left, gradients, back)
-    left -= of["mixers outputs of the sites"] // 2 + of["moe activation"] + of["moe shared expert"]
+    left -= of["mixers output of the experts"] + of["moe activation"] + of["moe shared expert"]
     yield _Moment(f"{place}: experts", left, gradients, _experts(p, accumulates))
     left -= of["moe"] - of["moe activation"] - of["moe shared expert"] + of["norms"] // 2
     yield _Moment(f"{place}: stream weights", left, gradients, site)
-    left -= (of["mixers"] - of["mixers outputs of the sites"]) // 2
+    left -= (of["mixers streams"] + of["mixers coefficients"]) // 2
+    left += early  # what modules of the attention's half bring back is there when that of the experts' has gone
     if of["indexer"]:
         yield _Moment(f"{place}: distillation", left, gradients, _distillation(p))
     left -= of["attention de-rotated output"]

@@ -18,8 +18,10 @@ from undertow.model.cache import Cache, ContiguousCache, NoCache
 from undertow.model.context import Context, Indexing
 from undertow.model.hyper import HyperHead
 from undertow.model.layers import FLOAT32_PARAMETERS, RMSNorm
+from undertow.model.modules import MODULES, WITHIN_MOE, Again, modules_of
 from undertow.model.mtp import MTPBlock
 from undertow.model.recompute import recomputed
+from undertow.model.remake import remaking
 from undertow.model.router import Routing
 from undertow.ops import Ops
 from undertow.ops.segments import Segments
@@ -156,14 +158,14 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         replay: Sequence[Tensor] | None = None,
         indexing: Indexing | None = None,
-        recompute: Collection[int] = (),
+        recompute: Collection[Again] = (),
     ) -> Trunk:
         """All layers on flat `ids [T]`; `replay` gives each layer a recorded expert choice `[T, K]`.
 
         `indexing` says how CSA layers choose entries and what to compute for their indexers. `recompute` are the
         numbers of layers that keep only their input for the backward pass and repeat the rest in it, with the same
-        choices of experts and entries. Raises `InputError` for too long a document, and for `recompute` with a cache or
-        of a layer that is not there.
+        choices of experts and entries, and pairs of a layer and a module that does so. Raises `InputError` for too long
+        a document, and for `recompute` with a cache, of a layer or module that is not there, or of one twice.
         """
         longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
         if longest > self.config.max_position_embeddings:
@@ -181,23 +183,31 @@ class Transformer(nn.Module):
             layer_cache = NoCache() if cache is None else cache.layer(index)
             run = partial(block, context=context, cache=layer_cache, replay=None if replay is None else replay[index])
             again = index in recompute and torch.is_grad_enabled()
-            trunk = trunk.after(recomputed(run, trunk.streams) if again else run(trunk.streams))
+            with remaking(modules_of(recompute, index)) as modules:
+                whole = partial(recomputed, run) if again else partial(run, again=modules)
+                trunk = trunk.after(whole(trunk.streams))
         if cache is not None:
             cache.advance(segments, "trunk")
         return trunk
 
-    def _check_recompute(self, recompute: Collection[int], cache: Cache | None) -> None:
+    def _check_recompute(self, recompute: Collection[Again], cache: Cache | None) -> None:
+        pairs = [each for each in recompute if isinstance(each, tuple)]
+        layers = sorted({each if isinstance(each, int) else each[0] for each in recompute})
         if recompute and cache is not None:
-            raise InputError(
-                f"recompute of layers {sorted(recompute)} with a cache: training has none; leave out either"
-            )
-        for layer in recompute:
+            raise InputError(f"recompute of layers {layers} with a cache: training has none; leave out either")
+        for layer in layers:
             if not 0 <= layer < len(self.layers):
                 raise InputError(f"recompute names layer {layer}: the trunk has layers 0 to {len(self.layers) - 1}")
+        for layer, module in pairs:
+            if module not in MODULES:
+                raise InputError(f"recompute names module '{module}' of layer {layer}: known are {', '.join(MODULES)}")
+            if layer in recompute or (module in WITHIN_MOE and (layer, "moe") in recompute):
+                more = "the layer" if layer in recompute else "its moe"
+                raise InputError(f"recompute names {module} of layer {layer} and {more}, which contains it; name one")
 
     def collapse(self, streams: Tensor) -> Tensor:
         """Streams `[T, n, d]` -> normed hidden `[T, d]`, what the LM head reads."""
-        return self.norm(self.hc_head(streams))
+        return self.hc_head(streams, self.norm.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """LM head in float32: `[T, d] -> [T, V]`."""

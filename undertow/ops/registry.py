@@ -29,6 +29,7 @@ from undertow.ops.reference import (
     indexer,
     linear,
     norm,
+    quantised,
     rotary,
     router,
 )
@@ -49,6 +50,7 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "hyper_collapse": hyper.hyper_collapse,
     "hyper_in": hyper.hyper_in,
     "hyper_expand": hyper.hyper_expand,
+    "hyper_head": hyper.hyper_head,
     "compress_pool": compress.compress_pool,
     "indexer_scores": indexer.indexer_scores,
     "indexer_select": indexer.indexer_select,
@@ -63,6 +65,8 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "unpermute": experts.unpermute,
     "permute_weights": experts.permute_weights,
     "grouped_linear": experts.grouped_linear,
+    "linear_quantised": quantised.linear_quantised,
+    "grouped_linear_quantised": quantised.grouped_linear_quantised,
     "swiglu": experts.swiglu,
     "linear_cross_entropy": cross_entropy.linear_cross_entropy,
     "linear_cross_entropy_mean": cross_entropy.linear_cross_entropy_mean,
@@ -71,9 +75,9 @@ OPS = tuple(REFERENCE)
 
 # Operators whose fast form may depend on the other rows of a call; they take `invariant`.
 FIXED_ORDER = frozenset(
-    ("linear", "wide_linear", "block_linear", "hyper_in", "compress_pool", "indexer_scores", "indexer_select",
-    "sparse_attention", "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear",
-    "linear_cross_entropy", "linear_cross_entropy_mean") )  # fmt: skip
+    ("linear", "wide_linear", "block_linear", "hyper_in", "hyper_head", "compress_pool", "indexer_scores",
+    "indexer_select", "sparse_attention", "csa_attention", "indexer_distillation", "indexer_recall", "grouped_linear",
+    "linear_quantised", "grouped_linear_quantised", "linear_cross_entropy", "linear_cross_entropy_mean") )  # fmt: skip
 
 
 def recipe_key(op: str) -> str:
@@ -106,6 +110,10 @@ _ROWS = "bfloat16 or float32; rows of up to 8,192 numbers"
 _TURNED = "bfloat16 or float32, tables in float32; rows of an even number up to 8,192"
 _MOVED = "bfloat16 or float32"
 _LOSS = Kernel("undertow.ops.triton.cross_entropy.linear", "bfloat16; labels in int64")
+_QUANTISED = Kernel(
+    "undertow.ops.triton.grouped.quantised",
+    "bfloat16 rows without gradient; FP8 in blocks of 128x128, or MXFP4; columns a multiple of 128",
+)
 TRITON: dict[str, Kernel] = {
     "wide_linear": Kernel("undertow.ops.triton.wide_linear", "bfloat16"),
     "rms_norm": Kernel("undertow.ops.triton.norm.rows", _ROWS),
@@ -129,6 +137,8 @@ TRITON: dict[str, Kernel] = {
     "grouped_linear": Kernel(
         "undertow.ops.triton.grouped.linear", "bfloat16; contiguous weights whose sides are multiples of 16"
     ),
+    "linear_quantised": _QUANTISED,
+    "grouped_linear_quantised": _QUANTISED,
     "swiglu": Kernel("undertow.ops.triton.swiglu.gated", "bfloat16, float16 and float32 rows; weights in float32"),
     "linear_cross_entropy": _LOSS,
     "linear_cross_entropy_mean": _LOSS,

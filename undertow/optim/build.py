@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import torch
 
 from undertow.config.errors import ConfigError
+from undertow.model.packed import refuse_packed
 from undertow.model.transformer import Transformer
 from undertow.optim.groups import everything, split
 from undertow.optim.optimizer import MuonAdamW, Profile
@@ -31,10 +32,12 @@ class OptimizerSettings(Protocol):
 
 
 def build_optimizer(model: Transformer, settings: OptimizerSettings) -> MuonAdamW:
-    """The optimizer that the settings name. Raises `ConfigError` for a state profile that does not suit the model.
+    """The optimizer that the settings name. Raises `ConfigError` for a state profile that does not suit the model, and
+    `InputError` for a model that holds matrices as codes.
 
     Router biases and hash tables are buffers and stay outside.
     """
+    refuse_packed(model, "no optimizer")
     groups = split(model, settings.muon_split_heads) if settings.optimizer == "muon" else everything(model)
     if settings.state_profile == "bf16":
         _refuse_unsuited(model, settings)

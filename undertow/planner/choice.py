@@ -146,7 +146,7 @@ def stated(run: RunConfig, options: Options) -> Options:
 
     Its layout goes with its pipeline and schedule: with another of one of these, layers are spread anew.
     """
-    parallel, told = run.parallel, run.parallel.model_fields_set
+    parallel, told = run.parallel, run.parallel.model_fields_set - {"gpus"}
     given = {name: getattr(parallel, name) for name in told if getattr(options, name) is None}
     other = {name: getattr(options, name) for name in ("pipeline", "schedule")}
     if any(value not in (None, getattr(parallel, name)) for name, value in other.items() if name in told):

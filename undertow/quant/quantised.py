@@ -111,6 +111,11 @@ class Quantised:
                 target.copy_(join(found, (target.shape[0], target.shape[1])))
         return numbers
 
+    def to(self, device: torch.device | str) -> Quantised:
+        """The same codes and scales on `device`."""
+        codes = self._payload.view(torch.uint8).to(device).view(self._payload.dtype)
+        return Quantised(codes, self._scales.to(device), self._scheme.block)
+
     def in_dialect(self, dialect: Dialect) -> Quantised:
         """The same numbers in the FP8 of `dialect`: same bytes, scales doubled (to fnuz) or halved (to ocp).
 

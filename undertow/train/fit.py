@@ -10,6 +10,7 @@ from undertow.config.errors import DoesNotFit
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective, even_documents
 from undertow.model.kernels import in_kernels
+from undertow.model.modules import again_of
 from undertow.model.peak import Peak, State, peak_bytes
 from undertow.ops.registry import machine, refusal
 
@@ -41,16 +42,15 @@ def check_fit(config: RunConfig, device: torch.device) -> str | None:
 
 def step_peak(config: RunConfig, device: torch.device) -> Peak:
     """The peak of the largest step of a run."""
-    train, layers = config.train, config.recompute.layers
+    train = config.train
     batch = max(train.batch_size, *(rows for _, rows in train.batch_size_schedule), 0)
     length = max(train.sequence_length, *(tokens for _, tokens in train.sequence_length_schedule), 0)
     rows = min(train.micro_batch_size or batch, batch)
-    again = range(config.model.num_hidden_layers) if layers == "all" else () if layers == "none" else layers
     wanted = Objective(
         mtp=max(train.mtp_weight, train.mtp_weight_in_decay) > 0 and config.model.num_nextn_predict_layers > 0,
         distil=not config.indexer.frozen,
         balance_rows=rows if train.balance_weight else 0,
-        recompute=frozenset(again),
+        recompute=again_of(config.recompute, config.model.num_hidden_layers),
     )
     state = State(config.numerics.dtype, train.optimizer, train.state_profile, accumulates=rows < batch)
     documents = even_documents(rows * length, length)

@@ -15,6 +15,8 @@ from undertow.config.errors import UndertowError
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.data.packing import Batch, Packer
 from undertow.model.indexer import of_indexer
+from undertow.model.modules import Again
+from undertow.model.packed import refuse_packed
 from undertow.model.transformer import Transformer
 from undertow.optim.clipping import clip_gradients, first_not_finite
 from undertow.train.balance import update_biases
@@ -58,9 +60,11 @@ class Trainer:
         settings: TrainConfig,
         indexer: IndexerConfig,
         progress: Progress | None = None,
-        recompute: Collection[int] = (),
+        recompute: Collection[Again] = (),
     ) -> None:
-        """`packer` stands where `progress.cursor` says; without `progress` this is a beginning."""
+        """`packer` stands where `progress.cursor` says; without `progress` this is a beginning. Raises `InputError` for
+        a model that holds matrices as codes."""
+        refuse_packed(model, "no training")
         self.model, self.optimizer, self.settings, self.indexer = model, optimizer, settings, indexer
         self._packer, self._recompute = packer, recompute
         self._device = model.embed.weight.device
@@ -128,13 +132,14 @@ class Trainer:
         for part in parts:
             losses = objective(self.model, part, weights, of, stage.indexing, self._recompute)
             losses.total.backward()
-            every.append(losses)
+            every.append(losses._replace(total=losses.total.detach()))
+            del losses  # its graph holds what operators keep beside saved tensors
         norms = []
         # Apart: the indexer's loss is its own, and its size is no reason to shorten the other gradients.
         for group in (False, True):
             members = [p for name, p in self.model.named_parameters() if of_indexer(name) is group]
             norms.append(clip_gradients(members, self.settings.gradient_clip))
-        names, totals = list(every[0].parts), [losses.total.detach() for losses in every]
+        names, totals = list(every[0].parts), [losses.total for losses in every]
         # Read all at once: a wait for the GPU.
         scalars = [*norms, *totals, *(losses.parts[name] for losses in every for name in names)]
         norm, indexer_norm, *read = torch.stack([scalar.to(self._device) for scalar in scalars]).tolist()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.model.context import Indexing
+from undertow.model.modules import Again
 from undertow.model.transformer import Transformer
 from undertow.train.balance import balance_loss, expert_counts, routers
 from undertow.train.batches import Denominators, FlatBatch
@@ -52,13 +53,13 @@ def objective(
     weights: Weights,
     denominators: Denominators | None = None,
     indexing: Indexing = Indexing(),  # noqa: B008 - immutable
-    recompute: Collection[int] = (),
+    recompute: Collection[Again] = (),
 ) -> Losses:
     """Losses of a batch; logits of all tokens never exist at once.
 
     `denominators` are those of the whole batch that this one is a part of, by default its own. `indexing` says how CSA
-    layers choose and learn to; its `distil` follows the indexer's weight. `recompute` are layers whose activations the
-    backward pass computes again.
+    layers choose and learn to; its `distil` follows the indexer's weight. `recompute` are layers, and pairs of a layer
+    and a module, whose activations the backward pass computes again.
     """
     of = denominators or batch.counts
     indexing = indexing._replace(distil=weights.indexer > 0)

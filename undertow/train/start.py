@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from undertow.config.section import Section
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.data.packing import Cursor, Packer
 from undertow.model.build import build_model
+from undertow.model.modules import again_of
 from undertow.model.transformer import Transformer
 from undertow.ops import Ops
 from undertow.ops.registry import recipe_key
@@ -46,7 +46,8 @@ def trainer_of(config: RunConfig, text: Text, device: torch.device, checkpoint: 
         )
     cursor = Cursor.from_dict(progress.cursor) if progress else None
     packer = Packer(text.training_ids, settings.batch_size, settings.sequence_length, config.seed, cursor)
-    return Trainer(model, optimizer, packer, settings, indexer, progress, _recomputed(config))
+    recompute = again_of(config.recompute, config.model.num_hidden_layers)
+    return Trainer(model, optimizer, packer, settings, indexer, progress, recompute)
 
 
 def _model(config: RunConfig, device: torch.device, resumed: bool) -> Transformer:
@@ -85,13 +86,6 @@ def _settings(config: RunConfig) -> tuple[TrainConfig, IndexerConfig]:
 
 def _section(kind: type[_S], section: _S, unread: set[str]) -> _S:
     return kind(**{name: getattr(section, name) for name in kind.model_fields if name not in unread})
-
-
-def _recomputed(config: RunConfig) -> Collection[int]:
-    layers = config.recompute.layers
-    if layers == "all":
-        return range(config.model.num_hidden_layers)
-    return () if layers == "none" else layers
 
 
 def choices_of(config: RunConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What of a run's parallelism and recomputation this version trains with: one GPU, whole layers."""
+"""What of a run's parallelism this version trains with: one GPU."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ def refuse_wider(config: RunConfig) -> None:
     for name in WIDTHS:
         if (width := getattr(parallel, name)) != 1:
             raise _planned(f"parallel.{name} is {width}", f"trains on one GPU; set parallel.{name}=1")
+    if (gpus := parallel.gpus) and int(gpus.lower().partition("x")[0]) > 1:
+        raise _planned(f"parallel.gpus is {gpus}", "trains on one GPU; set parallel.gpus=null")
     if parallel.schedule != "1f1b":
         raise _planned(f"parallel.schedule is {parallel.schedule}", "has no pipeline; set parallel.schedule=1f1b")
     layout = parallel.layout
     if layout is not None and (len(layout) > 1 if isinstance(layout, list) else "|" in layout):
         raise _planned(f"parallel.layout is {told(layout)}", "trains in one stage; set parallel.layout=null")
-    if modules := config.recompute.modules:
-        name, layers = next(iter(modules.items()))
-        raise _planned(
-            f"recompute.modules.{name} is {told(layers)}",
-            "computes whole layers again alone; remove it, or use recompute.layers",
-        )
 
 
 def _planned(given: str, why: str) -> ConfigError:

@@ -13,6 +13,7 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], object]]]:
     for width in (4096, 7168):
         yield f"streams of {width} read", width == 4096, partial(read, 4096, width)
         yield f"streams of {width} written", width == 4096, partial(written, 4096, width)
+        yield f"streams of {width} read last", width == 4096, partial(read_last, 4096, width)
     yield "streams of 4096 read, one token", False, partial(read, 1, 4096)
 
 
@@ -28,6 +29,15 @@ def read(tokens: int, width: int) -> None:
     found = hyper_in(streams, empty(24, 4 * width), empty(3), empty(24), weight, 1e-6, 20, 1e-6)
     torch.autograd.backward(found, [torch.empty_like(x) for x in found], retain_graph=True)
     torch.autograd.backward(found[:3], [torch.empty_like(x) for x in found[:3]])
+
+
+def read_last(tokens: int, width: int) -> None:
+    """Forward and backward."""
+    from undertow.ops.triton.hyper.head import hyper_head
+
+    streams, weight = (empty(*shape, dtype=torch.bfloat16) for shape in ((tokens, 4, width), (width,)))
+    out = hyper_head(streams, empty(4, 4 * width), empty(1), empty(4), weight, 1e-6, 1e-6)
+    out.backward(torch.empty_like(out))
 
 
 def written(tokens: int, width: int) -> None:

@@ -23,26 +23,33 @@ CASES = {
     "no selection, more entries than a tile": ({"index_topk": 64}, [[150]], Weights(indexer=1.0)),
 }
 
+PARTS = ("mixer_norm", "query", "attention_core", "output", "moe")
+
 
 @pytest.fixture
 def anywhere(device, monkeypatch):
     """Kernels are chosen off a GPU too, for the interpreter."""
+    monkeypatch.setitem(registry.TRITON, "hyper_head", registry.Kernel("undertow.ops.triton.hyper.head", "bfloat16"))
     if device == "cpu":
         monkeypatch.setattr(registry, "machine", lambda device: registry.Machine("cuda", "sm_90"))
     return device
 
 
+@pytest.mark.parametrize("again", [(), PARTS], ids=["", "modules again"])
 @pytest.mark.parametrize("case", [c if "few" in c else pytest.param(c, marks=pytest.mark.gpu) for c in CASES])
-def test_kept_by_a_model(case, anywhere):
+def test_kept_by_a_model(case, again, anywhere):
     changes, rows, weights = CASES[case]
+    depth = changes.get("num_hidden_layers", 5)
+    recompute = frozenset((layer, module) for layer in range(depth) for module in again)
     config = ModelConfig.from_preset("v4-debug", **ATTENDED, **changes)
     ops = Ops(device=anywhere)
     model = build_model(config, dtype=torch.bfloat16, device=anywhere, ops=ops)
     batch = packed(config, rows, anywhere)
-    found = saved_by_hooks(model, lambda: objective(model, batch, weights))
+    found = saved_by_hooks(model, lambda: objective(model, batch, weights, recompute=recompute))
     served = {op for op, takers in ops.calls.taken.items() if takers.get("triton")}
-    assert {"hyper_in", "head_norm_rotary", "sparse_attention", "compress_pool", "linear_cross_entropy_mean"} <= served
-    wanted = Objective(weights.mtp > 0, weights.indexer > 0, len(rows) if weights.balance else 0)
+    assert {"hyper_in", "hyper_head", "head_norm_rotary", "sparse_attention", "compress_pool"} <= served
+    assert "linear_cross_entropy_mean" in served
+    wanted = Objective(weights.mtp > 0, weights.indexer > 0, len(rows) if weights.balance else 0, recompute)
     documents = [length for row in rows for length in row]
     terms = saved_terms(config, documents, "bfloat16", wanted, kernels=True)
     assert sum(term.bytes for term in terms) == pytest.approx(found, rel=0.002)

@@ -5,12 +5,16 @@ import copy
 import pytest
 import torch
 
+from tests.ops.compare import Draw
 from tests.ops.triton.attention.calls import Call
 from undertow.config.errors import InputError
 from undertow.ops.calls import Calls
 from undertow.ops.reference.attention import sparse_attention as reference
-from undertow.ops.registry import Machine, choose, function
+from undertow.ops.registry import REFERENCE, Machine, choose, function
 from undertow.ops.triton.attention.sparse import sparse_attention as kernel
+from undertow.quant.quantise import quantise
+from undertow.quant.quantised import Quantised
+from undertow.quant.scheme import MXFP4, WEIGHTS
 
 GPU = Machine("cuda", "sm_90")
 
@@ -41,3 +45,18 @@ def test_what_serves_can_be_copied():
     serve = function(choose("indexer_select", GPU))
     twin = copy.deepcopy(serve)
     assert twin.args == serve.args == (choose("indexer_select", GPU), Calls())
+
+
+@pytest.mark.parametrize("scheme", [WEIGHTS, MXFP4], ids=["fp8", "mxfp4"])
+def test_products_with_quantised_weights_go_where_they_are_served(scheme, device):
+    draw = Draw(str(scheme))
+    weight, x = quantise(draw.normal(2, 32, 128).to(device), scheme), draw.normal(5, 128, dtype=torch.bfloat16)
+    one, counts = Quantised(weight.payload[0], weight.scales[0], scheme.block), torch.tensor([2, 3], device=device)
+    for op, operands in (("linear_quantised", (one,)), ("grouped_linear_quantised", (weight, counts))):
+        for rows, taken in ((x.to(device), "triton"), (x.float().to(device), "reference")):
+            calls = Calls()
+            got = function(choose(op, GPU), calls=calls)(rows, *operands)
+            assert calls.taken == {op: {taken: 1}}
+            exact = REFERENCE[op](rows.float(), *operands)
+            assert got.dtype == rows.dtype and (got.float() - exact).norm() <= 3e-3 * exact.norm()
+        assert choose(op, GPU, invariant=True).chosen == "reference"

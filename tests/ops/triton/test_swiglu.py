@@ -83,6 +83,7 @@ def test_clamps_and_what_passes_them(device):
     torch.testing.assert_close(out[0, :6].detach().cpu(), wanted)
     assert out[0, 6:].isnan().all()
     grad_gate, grad_up = torch.autograd.grad(out, [gate, up], torch.ones_like(out))
+    assert grad_gate[0, 6:].isnan().all() and grad_up[0, 6:].isnan().tolist() == [True, False]  # as the reference's
     assert (grad_gate[0, :6] != 0).tolist() == [False, True, True, True, True, True]
     assert (grad_up[0, :6] != 0).tolist() == [True, True, False, False, True, True]
 

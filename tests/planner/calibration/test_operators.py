@@ -187,6 +187,8 @@ def test_mistakes(tmp_path):
     assert "measured on a CPU; a calibration is of a GPU" in told(bench(tmp_path, [], environment={"gpu": None}))
     other = {"gpu": "NVIDIA Z1", "date": "2026-11-30"}
     assert "measured on NVIDIA Z1, which is no GPU of the catalogue" in told(bench(tmp_path, [], environment=other))
+    aside = bench(tmp_path, everything(), "aside.json", device="cpu")
+    assert "aside.json: measured with --device cpu; a calibration is of a GPU" in told(aside)
     own = Gpu("Z1", "unknown", 0, 500 * 10**9, 9e12, 2e15, 4e15, 9e11, 0, "ocp")
     mine = bench(tmp_path, everything(), "mine.json", environment=other)
     assert calibrate([mine], (own,)).measured.gpu == own
@@ -207,10 +209,44 @@ def test_mistakes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changed", "rate"),
+    [
+        (row("norm forward", "x", 1e-9, 1e15), "1e+27"),
+        (row("norm forward", "x", 1e7, 1e-300), "1e-304"),
+        (row("loss with gradients", "x", 1.0, 1, 1e12), "1e+15"),  # an H200 does 989 TFLOP/s
+        (row("swa backward", "4096 tokens, 64 x 512", 1e-320, 1, 1), "inf"),
+        (row("adamw with bf16 state", "0 elements", 1.0), "0"),
+        (row("muon with bf16 state", "4 experts of 0 x 1 x 1", 1.0), "0"),
+    ],
+)
+def test_rates_that_no_gpu_has(tmp_path, changed, rate):
+    """None reaches a file that could not be read again, or a plan of no or of infinite seconds."""
+    rows = [each for each in everything() if each["op"] != changed["op"]]
+    with pytest.raises(ConfigError) as caught:
+        calibrate([bench(tmp_path, [*rows, changed])])
+    assert f"ops.json: {changed['op']}, {changed['shape']}, triton, " in str(caught.value)
+    assert f": that is {rate} a second, and H200 does 1e+06 to " in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", ["0", "9" * 200])
+def test_shapes_without_sense_are_not_used(tmp_path, rows):
+    """Numbers that no shape has are no number of rows or tokens."""
+    odd = [each | {"shape": f"{rows} rows of {rows} experts, 1 to 1"} for each in experts(24576, 32, 6e14)]
+    odd += [row(f"swa {way}", f"{rows} tokens, 64 x 512", 1.0, 1, 1e9) for way in ("forward", "backward")]
+    found = calibrate([bench(tmp_path, [*everything(), *odd])])
+    assert found.rates.operators is not None
+    assert list(found.rates.operators.experts) == [768, 96] and found.measured.sequence_length == 4096
+    assert len(found.rates.operators.unused) == 8
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda d: d["rates"].pop("copy"), "rates.copy is missing; allowed: an object"),
-        (lambda d: d["rates"]["copy"].update(value=-1), "rates.copy.value is -1; allowed: a number above 0"),
+        (lambda d: d["rates"]["copy"].update(value=-1), "rates.copy.value is -1; allowed: a number above 1e+06"),
+        (lambda d: d["rates"]["matmul"].update(value=1e-320), "rates.matmul.value is 1e-320; allowed: a number above"),
+        (lambda d: d["attention_core"]["csa"].update(operations=1), "csa.operations is 1; allowed: a number above"),
+        (lambda d: d["experts"][0].update(rows=1e-320), "experts[0].rows is 1e-320; allowed: a number above"),
         (lambda d: d["rates"]["copy"].update(unit="x"), 'rates.copy.unit is "x"; allowed: bytes a second'),
         (lambda d: d["rates"].update(more={}), "rates.more is no field of a calibration"),
         (lambda d: d.update(kind="kernels"), "its kind is 'kernels', and a calibration is of kind 'operators'"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from undertow.config.model import ModelConfig
+from undertow.model.activations import Objective, kept_terms, saved_terms
+from undertow.model.modules import MODULES, WITHIN_MOE
 from undertow.planner.geometry import Batch, Geometry, build_geometry
 from undertow.planner.memory.activations import Microbatch, layer_saved
 from undertow.planner.memory.modules import OPERATIONS_PER_BYTE, module_seconds, modules_of
@@ -66,6 +69,27 @@ def test_what_modules_bring_back():
     assert attention.transient == saved.freed(3, "attention_core") + saved.freed(3, "query")
     # When the earlier layer comes, what the later one held has been freed.
     assert saved.stage(stage, Recompute.of(moe=(2,))).transient == 0
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("balance", [0, 2])
+def test_the_reference_keeps_what_training_keeps(kernels, balance):
+    """The planner's bytes of a stage are those of the model's closed form, by layer, for each module and several."""
+    config = ModelConfig.from_preset("v4-debug")
+    objective = Objective(balance_rows=balance)
+    m = Microbatch(config, Geometry(), Batch(2, 64, 2), "reference", "bfloat16", objective, kernels)
+    saved, layers = SavedTable(m), range(config.num_hidden_layers)
+    assert modules_of("reference") == MODULES
+    sets = [{module: layers for module in (each,)} for each in MODULES]
+    sets += [{module: (1, 2) for module in MODULES if module not in WITHIN_MOE}, dict.fromkeys(MODULES[:-1], layers)]
+    for named in (Recompute.of(**each) for each in sets):
+        again = replace(objective, recompute=named.modules)
+        told = [sum(term.bytes for term in kept_terms(m.pass_, layer, again)) for layer in layers]
+        assert [saved.left(layer, named)[0] for layer in layers] == told
+        whole = saved_terms(config, m.pass_.documents, "bfloat16", again, kernels=kernels)
+        ends = sum(term.bytes for term in whole if not term.place.startswith(("layer", "mtp block")))
+        stage = saved.stage(Stage((*layers, config.num_hidden_layers), embedding=True, head=True), named)
+        assert (stage.ends, sum(stage.kept)) == (ends, sum(term.bytes for term in whole) - ends)
 
 
 def test_measured_layers_keep_their_streams_at_least():

@@ -97,11 +97,6 @@ def test_a_value_names_each_layer_once():
             "implementation primus computes its expert_activation again in any case, given expert_activation:0-42; its "
             "modules are mixer_norm, query, attention_core, output, shared_expert, moe",
         ),
-        (
-            {"implementation": "reference", "recompute": "query:0"},
-            "implementation reference recomputes whole layers only, given query:0; name the layers alone, or take "
-            "implementation tight or primus",
-        ),
     ],
 )
 def test_plans_that_cannot_be(options, message):

@@ -38,3 +38,9 @@ def test_layers_out_of_the_model_are_refused():
     with pytest.raises(ConfigError) as refusal:
         resolve("pretrain/quickstart", ["recompute.modules.query=[9]"], {})
     assert str(refusal.value) == ("command line: recompute.modules.query [9]: layers are 0 to 3 in this model")
+    words = ["recompute.modules.moe=all", "recompute.modules.shared_expert=[1,2]"]
+    with pytest.raises(ConfigError) as refusal:
+        resolve("pretrain/quickstart", words, {})
+    wanted = "recompute.modules.shared_expert and moe of layer 1: moe contains shared_expert; name one of the two"
+    assert str(refusal.value) == f"command line: {wanted}"
+    resolve("pretrain/quickstart", [*words, "recompute.layers=[1,2]"], {})  # computed again whole

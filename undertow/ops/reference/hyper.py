@@ -157,6 +157,20 @@ def hyper_in(
     return rms_norm(hyper_collapse(streams, pre), norm_weight, eps_norm), post, mix, streams
 
 
+def hyper_head(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm_weight: Tensor, eps_norm: float, eps: float, *,
+    invariant: bool = False,
+) -> Tensor:  # fmt: skip
+    """The final collapse of `streams [T, n, d]`, normalised: their sum weighted by sigmoid(scale a + base) + eps, with
+    the logits a by `fn [n, n d]`, `scale [1]` and `base [n]`, and its RMSNorm by `norm_weight [d]`.
+
+    Returns x `[T, d]` in the type of the streams.
+    """
+    logits = project(streams, fn, eps_norm, partial(linear, invariant=invariant))
+    pre = sigmoid(logits * wide(scale) + wide(base)) + eps
+    return rms_norm(hyper_collapse(streams, pre), norm_weight, eps_norm)
+
+
 class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y: Tensor, post: Tensor, mix: Tensor, streams: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from undertow.config.model import LayerKind
 from undertow.planner.calibration.fields import Fields
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.calibration.measured import Calibration
-from undertow.planner.calibration.operators_file import SHAPE, measurements_of, rates_of_operators
+from undertow.planner.calibration.operators_file import LARGEST, LEAST, SHAPE, measurements_of, rates_of_operators
 from undertow.planner.timing.operators import COPY, DENSE, EXPERTS, MOVERS, PRODUCTS, UPDATES, OperatorRates
 from undertow.planner.timing.rates import Core, Figure, Mark
 
@@ -25,9 +25,10 @@ OWN_WAYS: tuple[str, ...] = ("triton", "reference")
 _MOST_ROWS = 2_000
 _LONGEST = 500
 _LENGTH = 4096
-_EXPERTS = re.compile(r"(\d+) rows of (\d+) experts, ")
-_UPDATED = re.compile(r"(\d+) (?:elements|experts of (\d+) x (\d+) x (\d+))")
-_TOKENS = re.compile(r"(\d+) tokens, ")
+_EXPERTS = re.compile(r"(\d{1,12}) rows of (\d{1,12}) experts, ")
+_UPDATED = re.compile(r"(\d{1,12}) (?:elements|experts of (\d{1,12}) x (\d{1,12}) x (\d{1,12}))")
+_TOKENS = re.compile(r"([1-9]\d{0,8}) tokens, ")
+_CACHED = 10  # times the bandwidth of the memory that nothing moves by, the cache included
 
 
 class _Row(NamedTuple):
@@ -76,6 +77,7 @@ def operator_calibration(benches: Sequence[Fields], own: tuple[Gpu, ...] = ()) -
     ceilings = {name: max((bench.ceilings[name], bench.name) for bench in read) for name in (COPY, DENSE)}
     core, length, used = _cores(rows, gpu)
     operators, taken = _rates(rows, ceilings)
+    _refuse_impossible(core, operators, gpu)
     warnings = [remark for bench in read for remark in bench.remarks]
     warnings += _unmeasured(core, operators)
     operators = replace(operators, unused=_unused(rows, used | taken))
@@ -92,6 +94,10 @@ def _bench(fields: Fields, own: tuple[Gpu, ...]) -> _Bench:
     name, environment = _printable(fields.path.name), fields.object("environment")
     if not environment.has("gpu"):
         raise ConfigError(f"{fields.path}: measured on a CPU; a calibration is of a GPU, so run the bench on one")
+    if fields.take("device") == "cpu":  # --device cpu beside a GPU
+        raise ConfigError(
+            f"{fields.path}: measured with --device cpu; a calibration is of a GPU, so run the bench on one"
+        )
     device = environment.text("gpu")
     words = device.upper().replace("-", " ").split()
     gpu = next((each for each in own if each.name.upper() in words), None) or find_gpu(device)
@@ -101,7 +107,7 @@ def _bench(fields: Fields, own: tuple[Gpu, ...]) -> _Bench:
             "describe yours in a --gpu-file by a name that is a word of this one"
         )
     given = fields.object("ceilings")
-    ceilings = {each: given.number(each, 0, 1e18) for each in (COPY, DENSE)}
+    ceilings = {each: given.number(each, 0, LARGEST) for each in (COPY, DENSE)}
     rows = tuple(row for each in fields.objects("rows", _MOST_ROWS) if (row := _row(name, each)))
     best: dict[tuple[str, str], _Row] = {}
     for row in sorted(rows, key=lambda row: OWN_WAYS.index(row.way)):
@@ -191,6 +197,21 @@ def _rates(rows: _Rows, ceilings: dict[str, tuple[float, str]]) -> tuple[Operato
     taken |= {row for found in experts.values() for pair in found.values() for row in pair}
     figures = {per: {way: _together(pair) for way, pair in found.items()} for per, found in experts.items()}
     return OperatorRates(rates, figures), taken
+
+
+def _refuse_impossible(core: dict[LayerKind, Core], operators: OperatorRates, gpu: Gpu) -> None:
+    """Refuse rates that the GPU cannot have, and what is nearly none: a damaged file, or one of another GPU."""
+    most = {**dict.fromkeys(PRODUCTS, gpu.bf16), **dict.fromkeys(MOVERS, _CACHED * gpu.bandwidth)}
+    found = [(figure, figure.value, most.get(name, LARGEST)) for name, figure in operators.rates.items()]
+    found += [(figure, figure.value, gpu.bf16) for each in operators.experts.values() for figure in each.values()]
+    for each in core.values():
+        found += [(way, each.operations / way.value * 1e3, gpu.bf16) for way in (each.forward, each.backward)]
+    for figure, rate, limit in found:
+        if not LEAST <= rate <= limit:
+            raise ConfigError(
+                f"{figure.source}: that is {rate:.3g} a second, and {gpu.name} does {LEAST:g} to {limit:.3g}; measure "
+                "it again, on the GPU that the file names"
+            )
 
 
 def _experts(rows: _Rows) -> Iterator[tuple[float, dict[str, tuple[_Row, _Row]]]]:

@@ -24,7 +24,9 @@ SHAPE = "v4-flash"
 
 _UNITS = {PRODUCTS: "operations a second", MOVERS: "bytes a second", UPDATES: "elements a second"}
 _MOST = 5_000
-_LARGEST = 1e18
+LEAST, LARGEST = 1e6, 1e18
+"""Between them lies every rate, a second."""
+_SHORTEST = 1e-9  # milliseconds, and rows of an expert
 
 
 def operators_document(calibration: Calibration) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def rates_of_operators(measured: Measurements, operators: OperatorRates) -> Rate
 
 
 def _core(fields: Fields) -> Core:
-    operations = fields.number("operations", 0, _LARGEST)
+    operations = fields.number("operations", LEAST, LARGEST)
     forward, backward = (_figure(fields.object(way), "milliseconds") for way in ("forward", "backward"))
     fields.done()
     return Core(forward, backward, operations)
@@ -135,14 +137,14 @@ def _experts(fields: Fields) -> dict[float, dict[str, Figure]]:
         return {}
     found = {}
     for each in fields.objects("experts", _MOST):
-        rows = each.number("rows", 0, _LARGEST)
+        rows = each.number("rows", _SHORTEST, LARGEST)
         found[rows] = {name: _figure(each.object(name), _unit("")) for name in EXPERTS}
         each.done()
     return found
 
 
 def _figure(fields: Fields, unit: str) -> Figure:
-    value = fields.number("value", 0, _LARGEST)
+    value = fields.number("value", _SHORTEST if unit == "milliseconds" else LEAST, LARGEST)
     fields.choice("unit", (unit,))
     mark: Mark = fields.choice("mark", get_args(Mark))
     found = Figure(value, mark, fields.text("source"))

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
 from undertow.config.presets import nearest
-from undertow.model.activations import Dtype, Objective, Pass, layer_terms
+from undertow.model.activations import Dtype, Objective, Pass, Term, layer_terms
 from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.recompute import Module
 
@@ -224,4 +224,9 @@ def layer_saved(m: Microbatch, layer: int) -> tuple[Saved, ...]:
             "implementation tight"
         )
     p = m.pass_ if layer < m.config.num_hidden_layers else m.pass_.without_last()
-    return tuple(Saved(f"{term.module}: {term.name}", term.bytes) for term in layer_terms(p, layer, m.objective))
+    return tuple(_of_reference(term) for term in layer_terms(p, layer, m.objective))
+
+
+def _of_reference(term: Term) -> Saved:
+    own = next(iter(term.freed_by - {"moe"}), None)
+    return Saved(f"{term.module}: {term.name}", term.bytes, own, moe="moe" in term.freed_by)

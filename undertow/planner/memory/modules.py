@@ -3,12 +3,13 @@
 The tensors that each frees are marked in the table of `undertow.planner.memory.activations`. A module starts from what
 stays: the query path from the norm of its latent, the attention core from the queries and keys, the output path from
 the de-rotated output of the core, the experts from the normed tokens, which are dispatched once more for `moe`.
+`reference` is what training does, see `undertow.model.modules`; its `mixer_norm` makes all that a site reads of the
+streams once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
@@ -20,15 +21,12 @@ OPERATIONS_PER_BYTE = 88
 """Operations of matrices that take as long as a byte read or written by a part without products. An assumption: the 397
 TFLOP/s to which the MI355X was fitted over 57 % of its 8 TB/s, the published share that elementwise kernels reach."""
 
-AFTER_ATTENTION: frozenset[Module] = frozenset(("expert_activation", "shared_expert", "moe"))
-"""Modules of the second half of a layer, which the backward pass has done with when it comes to the first."""
-
 _ALREADY: dict[Implementation, tuple[Module, ...]] = {"tight": ("mixer_norm",), "primus": ("expert_activation",)}
 
 
 def modules_of(implementation: Implementation) -> tuple[Module, ...]:
-    """Modules that an implementation keeps and could compute again. The reference has whole layers only."""
-    already = _ALREADY.get(implementation, MODULES)
+    """Modules that an implementation keeps and could compute again."""
+    already = _ALREADY.get(implementation, ())
     return tuple(module for module in MODULES if module not in already)
 
 
@@ -38,12 +36,6 @@ def check_modules(implementation: Implementation, recompute: Recompute) -> None:
     for module, layers in recompute.by_module.items():
         if module in known:
             continue
-        if not known:
-            others = [each for each in get_args(Implementation) if modules_of(each)]
-            raise ConfigError(
-                f"implementation {implementation} recomputes whole layers only, given {module}:{ranges(layers)}; name "
-                f"the layers alone, or take implementation {' or '.join(others)}"
-            )
         raise ConfigError(
             f"implementation {implementation} computes its {module} again in any case, given "
             f"{module}:{ranges(layers)}; its modules are {', '.join(known)}"

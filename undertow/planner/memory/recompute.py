@@ -8,20 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any
 
 from undertow.config.errors import ConfigError
 from undertow.config.presets import nearest
 from undertow.config.scalars import told
 from undertow.config.training import RecomputeModule
+from undertow.model.modules import MODULES, WITHIN_MOE
 from undertow.planner.pipeline.layout import Layout
 
 Module = RecomputeModule
 """A part of a layer that can be computed again by itself."""
 
-MODULES: tuple[Module, ...] = get_args(Module)
-
-_INSIDE_MOE: frozenset[Module] = frozenset(("expert_activation", "shared_expert"))
 _FORMS = "none, all, 0,4,10-12, or first:3 of each stage"
 
 
@@ -41,7 +39,7 @@ class Recompute:
                 raise ConfigError(
                     f"layer {layer} is recomputed whole, and its {sorted(modules)[0]} besides; name one of the two"
                 )
-            if "moe" in modules and (inside := sorted(modules & _INSIDE_MOE)):
+            if "moe" in modules and (inside := sorted(modules & WITHIN_MOE)):
                 raise ConfigError(
                     f"layer {layer}: moe is recomputed, and {inside[0]}, which is a part of it; name one of the two"
                 )

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from undertow.model.activations import Objective, place_of, saved_terms
+from undertow.model.modules import freed_at_first
 from undertow.planner.memory.activations import Microbatch, Saved, end_gradients, layer_gradients, layer_saved
-from undertow.planner.memory.modules import AFTER_ATTENTION, check_modules, modules_of
+from undertow.planner.memory.modules import check_modules, modules_of
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import NONE, Module, Recompute
 
@@ -97,8 +98,8 @@ class SavedTable:
         parts = {}
         for module in modules_of(self.m.implementation):
             freed = sum(row.bytes for row in rows if row.module == module or (module == "moe" and row.moe))
-            late = freed if module in AFTER_ATTENTION else freed // 2 if module == "mixer_norm" else 0
-            parts[module] = _Part(freed, freed - late, late)
+            early = freed_at_first(module, freed)
+            parts[module] = _Part(freed, early, freed - early)
         return parts
 
     def freed(self, layer: int, module: Module) -> int:

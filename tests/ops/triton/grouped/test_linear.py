@@ -191,8 +191,9 @@ def test_table(device):
 
 def test_a_table_holds_no_more_tiles_than_there_is_room_for(device):
     """Counts of a larger sum than the rows are a mistake, which must not write elsewhere."""
-    order = table(torch.tensor([500, 9], device=device), 64, 64)
-    assert order.spans[-1] == len(order.tiles) == order.most == 3
+    order = table(torch.tensor([3, 500, 9], device=device), 64, 32)
+    assert order.spans.tolist() == [0, 3, 3, 61, 64, 0, 3]
+    assert order.tiles[:3].tolist() == [[0, 0, 1, 0, 3], [1, 1, 2, 3, 61], [1, 1, 2, 3, 61]]
 
 
 def test_refusals():
@@ -205,3 +206,16 @@ def test_refusals():
     assert refusal(x, weight[:, :, :24]) == "matrices are 16 x 24, and a side is not a multiple of 16"
     turned = torch.ones(2, 32, 16, dtype=torch.bfloat16).transpose(1, 2)
     assert refusal(x, turned) == "the weights are not contiguous from an address that is a multiple of 16"
+
+
+def test_counts_beyond_the_rows_write_nothing_behind_them(device):
+    """The last experts get what rows there are; what lies behind the result keeps its numbers."""
+    draw = Draw("beyond")
+    x = draw.normal(40, 32, dtype=torch.bfloat16).to(device)
+    weight = draw.normal(3, 16, 32, dtype=torch.bfloat16).to(device)
+    given, due = (torch.tensor(counts, device=device) for counts in ([30, 50, 1000], [30, 10, 0]))
+    assert torch.equal(grouped_linear(x, weight, given), grouped_linear(x, weight, due))
+    leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+    found = torch.autograd.grad(grouped_linear(*leaves, given).sum(), leaves)
+    wanted = torch.autograd.grad(grouped_linear(*leaves, due).sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

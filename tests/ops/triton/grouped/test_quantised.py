@@ -8,10 +8,11 @@ import torch
 from tests.ops.compare import Draw, relative
 from undertow.ops.triton.grouped import quantised as module
 from undertow.ops.triton.grouped import quantised_product as launch
+from undertow.ops.triton.grouped.linear import grouped_linear
 from undertow.ops.triton.grouped.quantised import grouped_linear_quantised, linear_quantised, refusal
 from undertow.ops.triton.grouped.quantised_tiles import DEFAULT, TILES, kind
-from undertow.quant.blocks import Block
-from undertow.quant.formats import E4M3, E4M3_FNUZ
+from undertow.quant.blocks import Block, grid_shape
+from undertow.quant.formats import E4M3, E4M3_FNUZ, UE8M0
 from undertow.quant.quantise import quantise
 from undertow.quant.quantised import Quantised
 from undertow.quant.scheme import MXFP4, WEIGHTS, Scheme
@@ -183,6 +184,40 @@ def test_operands_as_they_come(device):
     assert relative(y.cpu(), wanted(x, weight, counts)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("scheme", [WEIGHTS, WEIGHTS.in_dialect("fnuz"), MXFP4], ids=["fp8", "fnuz", "mxfp4"])
+def test_many_rows_take_the_plain_product_of_decoded_weights(scheme, device, monkeypatch):
+    monkeypatch.setattr(module, "MANY_ROWS", 20)
+    monkeypatch.setattr(module, "product", None)
+    counts = [57, 0, 3]
+    x, weight = rows(60, 256, device=device), weights(scheme, 3, 48, 256, device=device)
+    counted = torch.tensor(counts, device=device)
+    y = grouped_linear_quantised(x, weight, counted)
+    assert torch.equal(y, grouped_linear(x, weight.dequantise(torch.bfloat16), counted))
+    assert relative(y.cpu(), wanted(x, weight, counts)) <= TOLERANCE
+
+
+def test_which_weights_are_decoded():
+    def decoded(scheme, rows, *shape):
+        lead, wide = shape[:-1], shape[-1] // 2 if scheme is MXFP4 else shape[-1]
+        payload = torch.zeros(*lead, wide, dtype=torch.uint8, device="meta").view(scheme.format.dtype)
+        dtype = torch.float32 if scheme is FLOATS else UE8M0.dtype
+        scales = torch.zeros(grid_shape(shape, scheme.block), dtype=torch.uint8, device="meta").to(dtype)
+        return module._decodes(Quantised(payload, scales, scheme.block), rows, shape[0])
+
+    assert decoded(WEIGHTS, 512 * 32, 32, 4096, 4096) and decoded(MXFP4, 512 * 32, 32, 4096, 4096)
+    assert not decoded(WEIGHTS, 512 * 32 - 1, 32, 4096, 4096)
+    # 2 GiB, and more.
+    assert decoded(WEIGHTS, 1 << 20, 64, 4096, 4096) and not decoded(WEIGHTS, 1 << 20, 65, 4096, 4096)
+    # Rounded to bfloat16 they would be other numbers; the plain product has no matrices of 24 rows.
+    assert not decoded(FLOATS, 1 << 20, 32, 4096, 4096) and not decoded(WEIGHTS, 1 << 20, 2, 24, 128)
+
+
+@pytest.mark.parametrize("scheme", [WEIGHTS, MXFP4], ids=["fp8", "mxfp4"])
+def test_decoded_weights_are_exact(scheme):
+    weight = weights(scheme, 2, 128, 256, device="cpu")
+    assert torch.equal(weight.dequantise(torch.bfloat16).float(), weight.dequantise())
+
+
 def test_kinds():
     assert [kind(rows, 4) for rows in (1, 12, 13, 64, 65, 256, 257)] == [
         *("few", "few", "several", "several", "some", "some", "many")
@@ -202,6 +237,9 @@ def test_refusals():
     with torch.no_grad():
         assert refusal(learns, weight) is None
     assert refusal(x.float(), weight) == "rows are float32; they must be bfloat16"
+    assert refusal(x, weight, invariant=True) == (
+        "tiles and parts of a sum depend on how many rows share the call, and batch_invariant is on"
+    )
     other = quantise(torch.ones(2, 16, 128), Scheme(E4M3, Block(1, 128)))
     assert refusal(x, other) == ("weights are e4m3, blocks of 1x128, ue8m0 scales; blocks of FP8 must be 128x128")
     assert refusal(x, quantise(torch.ones(2, 16, 96), MXFP4)) == (

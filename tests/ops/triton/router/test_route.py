@@ -135,6 +135,24 @@ def test_extreme_logits_are_finite_forward_and_backward(logits, device):
     assert indices.tolist() == reference.route(x.detach(), torch.zeros(4, device=device), 2, SCALE)[0].tolist()
 
 
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_so_in_all_that_the_reference_makes_of_it(odd, device):
+    """A lone NaN or infinite logit that is chosen leaves no weight of its token a number, and none of 1e24."""
+    logits = Draw("odd").normal(3, 6)
+    logits[1, 4] = odd
+    upstream = [torch.ones(3, 2), torch.ones(3, 6)]
+    found, due = [], []
+    for function, results, place in ((route, found, device), (reference.route, due, "cpu")):
+        x = logits.to(place).requires_grad_()
+        chosen, weights, scores = function(x, None, 2, SCALE)
+        gradient = torch.autograd.grad([weights, scores], x, [each.to(place) for each in upstream])[0]
+        results += [chosen.cpu(), weights.cpu(), scores.cpu(), gradient.cpu()]
+    assert torch.equal(found[0], due[0]) and not due[1][1].isfinite().all()
+    for mine, his in zip(found[1:], due[1:], strict=True):
+        assert torch.equal(mine.isnan(), his.isnan())
+        torch.testing.assert_close(mine, his, equal_nan=True)
+
+
 def test_no_tokens_and_rows_that_do_not_lie_end_to_end(device):
     x = torch.zeros(0, 8, device=device, requires_grad=True)
     out = route(x, torch.zeros(8, device=device), 2, SCALE)

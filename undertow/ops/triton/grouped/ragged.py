@@ -35,12 +35,15 @@ class Table(NamedTuple):
 
 @triton.jit
 def grouped_table(
-    counts, tiles, spans, experts, most, EXPERTS: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr
+    counts, tiles, spans, experts, rows, EXPERTS: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Program e: the span and the tiles of expert e."""
     e = tl.program_id(0)
     all_of = tl.arange(0, EXPERTS)
     count = tl.load(counts + all_of, all_of < experts, other=0).to(tl.int32)
+    # Counts of a larger sum than there are rows must not reach beyond them.
+    end = tl.cumsum(count, 0)
+    count = tl.minimum(end, rows) - tl.minimum(end - count, rows)
     height = (count + BM - 1) // BM
     start = tl.sum(tl.where(all_of < e, count, 0), 0)
     first = tl.sum(tl.where(all_of < e, height, 0), 0)
@@ -49,11 +52,10 @@ def grouped_table(
     tl.store(spans + 2 * e, start)
     tl.store(spans + 2 * e + 1, own)
     if e == experts - 1:
-        tl.store(spans + 2 * experts, tl.minimum(first + own_height, most))
+        tl.store(spans + 2 * experts, first + own_height)
     for r in range(0, own_height, ROWS):
         row = first + r + tl.arange(0, ROWS)
-        # Counts of a larger sum than there are rows must not write elsewhere.
-        inside = (row < first + own_height) & (row < most)
+        inside = row < first + own_height
         place = tiles + row * WIDTH
         tl.store(place, tl.full((ROWS,), 0, tl.int32) + e, inside)
         tl.store(place + 1, tl.full((ROWS,), 0, tl.int32) + first, inside)
@@ -69,7 +71,7 @@ def table(counts: Tensor, rows: int, height: int) -> Table:
     tiles = torch.empty((most, WIDTH.value), dtype=torch.int32, device=counts.device)
     spans = torch.empty(2 * experts + 1, dtype=torch.int32, device=counts.device)
     grouped_table[(experts,)](
-        counts, tiles, spans, experts, most, EXPERTS=triton.next_power_of_2(experts), BM=height, ROWS=32, num_warps=1
+        counts, tiles, spans, experts, rows, EXPERTS=triton.next_power_of_2(experts), BM=height, ROWS=32, num_warps=1
     )
     return Table(tiles, spans)
 

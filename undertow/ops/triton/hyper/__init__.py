@@ -1,6 +1,8 @@
-"""Hyper-connections in Triton: `hyper_in` reads the streams for a sub-layer, `hyper_expand` writes its output back.
+"""Hyper-connections in Triton: `hyper_in` reads the streams for a sub-layer, `hyper_expand` writes its output back,
+and `hyper_head` reads them last, with the kernels of `hyper_in` but for post, mix and Sinkhorn's iteration.
 
-Names of the kernels, for T tokens, N streams of D numbers and ROWS = (2 + N) N coefficients, padded to OUT:
+Names of the kernels, for T tokens, N streams of D numbers and ROWS coefficients, padded to OUT: (2 + N) N of them, or
+the N of pre alone for the head.
 
     streams, x          `[T, N, D]`, any strides of tokens and streams
     fn                  `[ROWS, N D]` float32; parts: the same as three bfloat16 numbers that sum to it

@@ -107,7 +107,7 @@ def _along(xs, g, y, N: tl.constexpr):
 def _of_rows(
     x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add, add_weight, group, groups,
     tokens, stride, stride_stream, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A group of tokens, one after the other: slopes of pre, the gradient of y, and what is added to the gradients of
     base, scale and the weight.
@@ -116,7 +116,6 @@ def _of_rows(
     mean(g y); pre has that of y times the streams, in sums over the row, which are made of those of the streams with g
     and with y.
     """
-    ROWS: tl.constexpr = (2 + N) * N
     each = tl.cdiv(tokens, groups)
     c = tl.arange(0, BD)
     here = c < D
@@ -173,26 +172,27 @@ def _of_rows(
 def hyper_slopes(
     x, grad, logits, root, inverse, scale, base, weight, grad_post, grad_mix, slopes, by_x, pres, grad_y, add_pre,
     add_rest, add_weight, stride, stride_stream, tokens, groups, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
-    BD: tl.constexpr, AHEAD: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, ITERATIONS: tl.constexpr,
+    TOKENS: tl.constexpr, BD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The first programs go back along Sinkhorn's iteration for TOKENS tokens each, under the reading of the others,
-    which take a group of tokens each.
+    which take a group of tokens each. The head has these others alone.
 
     For the next pass: slopes times scale and root, in two `[T, 2, OUT]`, 0 behind the last; pre; and two numbers a
     token that sum to what the gradient of its streams has of them through their RMS. For the last: `add_pre [groups, N
     + 1]` and `add_rest [blocks, ROWS - N + 2]`, gradients of base, then of scale.
     """
-    blocks = tl.cdiv(tokens, TOKENS)
+    blocks = tl.cdiv(tokens, TOKENS) if ROWS > N else 0
     if tl.program_id(0) < blocks:
-        _of_coefficients(
-            logits, root, scale, base, grad_post, grad_mix, slopes, by_x, add_rest, tl.program_id(0), tokens, eps,
-            D, N, OUT, ITERATIONS, TOKENS,
-        )  # fmt: skip
+        if ROWS > N:
+            _of_coefficients(
+                logits, root, scale, base, grad_post, grad_mix, slopes, by_x, add_rest, tl.program_id(0), tokens, eps,
+                D, N, OUT, ITERATIONS, TOKENS,
+            )  # fmt: skip
     else:
         _of_rows(
             x, grad, logits, root, inverse, scale, base, weight, slopes, by_x, pres, grad_y, add_pre, add_weight,
-            tl.program_id(0) - blocks, groups, tokens, stride, stride_stream, eps, D, N, OUT, BD, AHEAD,
+            tl.program_id(0) - blocks, groups, tokens, stride, stride_stream, eps, D, N, ROWS, OUT, BD, AHEAD,
         )  # fmt: skip
 
 
@@ -209,21 +209,23 @@ class Gradients(NamedTuple):
 def backward(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, weight: Tensor,
     logits: Tensor, root: Tensor, inverse: Tensor,
-    grad: Tensor, grad_post: Tensor, grad_mix: Tensor, grad_streams: Tensor | None, iterations: int, eps: float,
+    grad: Tensor, grad_post: Tensor | None, grad_mix: Tensor | None, grad_streams: Tensor | None, iterations: int,
+    eps: float,
 ) -> Gradients:  # fmt: skip
-    """Gradients from those of the results of `hyper_in`, all contiguous; `grad_streams`, if there is one, is added."""
+    """Gradients from those of the results of `hyper_in`, all contiguous; `grad_streams`, if there is one, is added.
+    `hyper_head`, whose fn has one row for each stream, has no gradients of post and mix."""
     tokens, count, width = streams.shape
     operands = (streams, fn, scale, base, weight)
     if tokens == 0:
         return Gradients(*(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in operands))
     found = Gradients(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in operands))
-    strides, sizes = streams.stride()[:2], {"D": width, "N": count, "OUT": padded(len(fn))}
+    strides, sizes = streams.stride()[:2], {"D": width, "N": count, "ROWS": len(fn), "OUT": padded(len(fn))}
     tile, columns = tiles(streams.device, "slopes"), triton.next_power_of_2(width)
     groups, warps = min(tokens, tile.pop("PROGRAMS")), min(max(columns // tile.pop("COLUMNS"), 4), 16)
     tile["AHEAD"] = stages(tile["AHEAD"], (count + 1) * columns)
     # A thread has one number of the matrices: going back along the iteration, it holds one for each step.
     together = warps * 32 // count**2
-    blocks = triton.cdiv(tokens, together)
+    blocks = triton.cdiv(tokens, together) if len(fn) > count else 0
     grad_y = torch.empty_like(grad)
     slopes = torch.empty((tokens, 2, sizes["OUT"]), dtype=torch.bfloat16, device=streams.device)
     by_x, pres = _floats(streams, 2, tokens), _floats(streams, tokens, count)

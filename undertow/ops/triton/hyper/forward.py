@@ -66,11 +66,11 @@ def _coefficients(
 def _collapse(
     x, sums, scale, base, weight, out, inverse, logits, root, post, mix, block, stride, stride_stream, start, stop,
     eps_norm, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, ITERATIONS: tl.constexpr,
-    TOKENS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr,
+    ITERATIONS: tl.constexpr, TOKENS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """TOKENS tokens, one after the other: their sum of streams by pre, normalised; then their coefficients together,
-    under the reading of other programs."""
+    under the reading of other programs. The head has no others than pre, and writes their logits at once."""
     tokens = stop - start
     first = block * TOKENS
     p = tl.arange(0, TOKENS)
@@ -97,20 +97,23 @@ def _collapse(
         of_x = tl.where(p == i, found, of_x)
         y = tl.zeros((BD,), tl.float32)
         for j in tl.static_range(N):
+            if ROWS == N:
+                tl.store(logits + t * N + j, told[j] * found)
             y += (sigmoid(told[j] * found * slope + shift[j]) + eps) * xs[j].to(tl.float32)
         of_y = tl.rsqrt(tl.sum(y * y, 0) / D + eps_norm)
         tl.store(inverse + t, of_y)
         tl.store(out + t * D + c, (y * of_y * w.to(tl.float32)).to(out.dtype.element_ty), here)
-    _coefficients(
-        sums, of_x, scale, base, logits, post, mix, first, start, tokens, eps, N, OUT, SPLIT, ITERATIONS, TOKENS
-    )
+    if ROWS > N:
+        _coefficients(
+            sums, of_x, scale, base, logits, post, mix, first, start, tokens, eps, N, OUT, SPLIT, ITERATIONS, TOKENS
+        )
 
 
 @triton.jit(do_not_specialize=["start", "stop", "later", "projects"])
 def hyper_read(
     x, parts, sums, scale, base, weight, out, inverse, logits, root, post, mix, stride, stride_stream, start, stop,
     later, projects, eps_norm, eps,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, SLAB: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, SLAB: tl.constexpr,
     ITERATIONS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TOKENS: tl.constexpr,
     BD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +126,7 @@ def hyper_read(
     if tl.program_id(0) < projects:
         project(
             x, parts, sums + stop // SLAB % 2 * turn, tl.program_id(0), stride, stride_stream, stop, later,
-            D, N, OUT, SPLIT, M, BK, STAGES,
+            D, N, ROWS, OUT, SPLIT, M, BK, STAGES,
         )  # fmt: skip
     else:
         block = tl.program_id(0) - projects
@@ -131,13 +134,14 @@ def hyper_read(
             block = tl.num_programs(0) - 1 - block
         _collapse(
             x, sums + start // SLAB % 2 * turn, scale, base, weight, out, inverse, logits, root, post, mix, block,
-            stride, stride_stream, start, stop, eps_norm, eps, D, N, OUT, SPLIT, ITERATIONS, TOKENS, BD, AHEAD,
+            stride, stride_stream, start, stop, eps_norm, eps, D, N, ROWS, OUT, SPLIT, ITERATIONS, TOKENS, BD, AHEAD,
         )  # fmt: skip
 
 
 class Read(NamedTuple):
     """What a sub-layer reads, `out [T, d]`, and the coefficients `post [T, n]` and `mix [T, n, n]`; for the way back
-    `logits [T, rows of fn]`, `root [T]` and `inverse [T]`. All but `out` float32."""
+    `logits [T, rows of fn]`, `root [T]` and `inverse [T]`. All but `out` float32. Of the head, post and mix are
+    empty."""
 
     out: Tensor
     post: Tensor
@@ -151,9 +155,11 @@ def forward(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, weight: Tensor, eps_norm: float, iterations: int,
     eps: float,
 ) -> Read:  # fmt: skip
-    """Operands of `undertow.ops.reference.hyper.hyper_in`, the streams bfloat16."""
+    """Operands of `undertow.ops.reference.hyper.hyper_in`, or of `hyper_head`, whose fn has one row for each stream;
+    the streams bfloat16."""
     tokens, count, width = streams.shape
-    sizes = ((count,), (count, count), (len(fn),), (), ())
+    others = ((0,), (0,)) if len(fn) == count else ((count,), (count, count))
+    sizes = (*others, (len(fn),), (), ())
     read = Read(
         torch.empty((tokens, width), dtype=streams.dtype, device=streams.device),
         *(torch.empty((tokens, *size), dtype=torch.float32, device=streams.device) for size in sizes),
@@ -174,7 +180,7 @@ def forward(
         hyper_read[(projects + triton.cdiv(stop - start, together),)](
             streams, parts, sums, scale, base, weight, read.out, read.inverse, read.logits, read.root, read.post,
             read.mix, *streams.stride()[:2], start, stop, later, projects, eps_norm, eps,
-            D=width, N=count, OUT=sums.shape[3], SPLIT=split, ITERATIONS=iterations, BD=columns, **tile,
+            D=width, N=count, ROWS=len(fn), OUT=sums.shape[3], SPLIT=split, ITERATIONS=iterations, BD=columns, **tile,
             num_warps=warps,
         )  # fmt: skip
     return read

@@ -40,15 +40,14 @@ def _fn_tile(parts, part: tl.constexpr, j, c, D: tl.constexpr, N: tl.constexpr, 
 @triton.jit
 def project(
     x, parts, sums, program, stride, stride_stream, start, stop,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, SPLIT: tl.constexpr, M: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """M tokens from `start` to `stop`: the s-th of SPLIT parts of their projection, to `sums [SPLIT, tokens, OUT]`.
 
     A part takes every SPLIT-th piece of BK columns, so that programs that run together read neighbours of a row. The
     products alone use the streams that are loaded: nothing keeps the loads of later pieces from being under way.
     """
-    ROWS: tl.constexpr = (2 + N) * N
     STEPS: tl.constexpr = (D + BK - 1) // BK
     s = program % SPLIT
     row = start + program // SPLIT * M + tl.arange(0, M)

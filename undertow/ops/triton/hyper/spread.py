@@ -10,10 +10,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _fn_tiles(fn, j, c, here, D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr):
+def _fn_tiles(
+    fn, j, c, here, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr
+):
     """Columns `c` of fn, of TOGETHER streams from `j` on, `[2 OUT, columns]` each: twice the same rows."""
     o = tl.arange(0, 2 * OUT) % OUT
-    seen = (o < (2 + N) * N)[:, None] & here[None, :]
+    seen = (o < ROWS)[:, None] & here[None, :]
     found = ()
     for k in tl.static_range(TOGETHER):
         f = tl.load(fn + o[:, None] * (N * D) + (j + k) * D + c[None, :], seen, other=0.0)
@@ -24,15 +26,14 @@ def _fn_tiles(fn, j, c, here, D: tl.constexpr, N: tl.constexpr, OUT: tl.constexp
 @triton.jit(do_not_specialize=["tokens", "each", "chunks"])
 def hyper_spread(
     x, grad_y, grad_streams, fn, slopes, by_x, pres, out, add_fn, stride, stride_stream, tokens, each, chunks,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
-    STAGES: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr, M: tl.constexpr,
+    BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """BD columns of TOGETHER streams, `each` tokens, M at a time, the last ones first, which the cache still has.
 
     `add_fn [chunks, ROWS, N D]` is what these tokens add to the gradient of fn, to float32: slopes are in two parts.
     The gradient of the streams is rounded in the end, so fn is rounded for it.
     """
-    ROWS: tl.constexpr = (2 + N) * N
     blocks: tl.constexpr = (D + BD - 1) // BD
     # Programs of one tile of y follow each other.
     j = tl.program_id(0) % (N // TOGETHER) * TOGETHER
@@ -42,7 +43,7 @@ def hyper_spread(
     end = tl.minimum(start + each, tokens)
     here = c < D
     o = tl.arange(0, 2 * OUT)
-    fs = _fn_tiles(fn, j, c, here, D, N, OUT, TOGETHER)
+    fs = _fn_tiles(fn, j, c, here, D, N, ROWS, OUT, TOGETHER)
     of_fn = ()
     for _ in tl.static_range(TOGETHER):
         of_fn += (tl.zeros((BD, 2 * OUT), tl.float32),)
@@ -52,9 +53,13 @@ def hyper_spread(
         inside = row < end
         t = row.to(tl.int64)
         seen = inside[:, None] & here[None, :]
-        slope = tl.load(slopes + t[:, None] * (2 * OUT) + o[None, :], inside[:, None], other=0.0)
+        # The head's slopes have nothing behind those of pre.
+        known = inside[:, None] & (o % OUT < N)[None, :] if ROWS == N else inside[:, None]
+        slope = tl.load(slopes + t[:, None] * (2 * OUT) + o[None, :], known, other=0.0)
         of_y = tl.load(grad_y + t[:, None] * D + c[None, :], seen, other=0.0)
-        through = tl.load(by_x + t, inside, other=0.0) + tl.load(by_x + tokens + t, inside, other=0.0)
+        through = tl.load(by_x + t, inside, other=0.0)
+        if ROWS > N:
+            through += tl.load(by_x + tokens + t, inside, other=0.0)
         sums = ()
         for k in tl.static_range(TOGETHER):
             pre = tl.load(pres + t * N + j + k, inside, other=0.0)
@@ -101,11 +106,11 @@ def _columns(adds, chunks, count: tl.constexpr, OUT: tl.constexpr, ROWS: tl.cons
 @triton.jit(do_not_specialize=["chunks", "groups", "blocks"])
 def hyper_finish(
     add_fn, add_weight, add_pre, add_rest, of_fn, of_weight, of_base, of_scale, chunks, groups, blocks,
-    D: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums over all chunks of tokens, groups or blocks of them: base and scale by the first two programs, BLOCK numbers
     of fn, or COLUMNS of the weight, by each other."""
-    ROWS: tl.constexpr = (2 + N) * N
     REST: tl.constexpr = ROWS - N
     whole: tl.constexpr = (ROWS * N * D + BLOCK - 1) // BLOCK
     o = tl.arange(0, OUT)
@@ -114,9 +119,10 @@ def hyper_finish(
         tl.store(of_base + o, total, o < N)
         tl.store(of_scale + o - N, total, o == N)
     elif tl.program_id(0) == 1:
-        total = _columns(add_rest, blocks, REST + 2, OUT, 128)
-        tl.store(of_base + N + o, total, o < REST)
-        tl.store(of_scale + 1 + o - REST, total, (o >= REST) & (o < REST + 2))
+        if ROWS > N:
+            total = _columns(add_rest, blocks, REST + 2, OUT, 128)
+            tl.store(of_base + N + o, total, o < REST)
+            tl.store(of_scale + 1 + o - REST, total, (o >= REST) & (o < REST + 2))
     elif tl.program_id(0) < 2 + whole:
         _sum(add_fn, of_fn, (tl.program_id(0) - 2) * BLOCK, ROWS * N * D, chunks, 2, BLOCK)
     else:

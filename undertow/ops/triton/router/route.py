@@ -79,6 +79,12 @@ def _ordered(x):
 
 
 @triton.jit
+def _floored(total):
+    """At least the floor, and NaN where it is NaN: a maximum that hides it would leave weights of 1e24."""
+    return tl.maximum(total, _FLOOR, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _best(key, e, FAR: tl.constexpr):
     """The lowest number among those of the largest key of each row, `[ROWS]`, of `[PARTS, ROWS, WIDTH]`."""
     most = tl.max(tl.max(key, 0), 1)
@@ -130,7 +136,7 @@ def route_forward(
     # To make a few scores again takes less time than to look for them among the others in each of the rounds.
     x = tl.load(logits + row.to(tl.int64)[:, None] * E + number, keep, other=0.0)
     picked = tl.where(keep, _deep(x, _usual(x)), 0.0)
-    total = tl.maximum(tl.sum(picked, 1), _FLOOR)[:, None] + tl.zeros((ROWS, SLOTS), tl.float32)
+    total = _floored(tl.sum(picked, 1))[:, None] + tl.zeros((ROWS, SLOTS), tl.float32)
     tl.store(weights + own, tl.div_rn(picked, total) * scale, keep)
 
 
@@ -165,7 +171,7 @@ def route_backward(
         for i in tl.static_range(K):
             n = tl.load(chosen + own + i, inside, other=0).to(tl.int64)
             chosen_sum += tl.load(scores + base + n, inside, other=0.0)
-        total = tl.maximum(chosen_sum, _FLOOR)
+        total = _floored(chosen_sum)
         common = tl.zeros((ROWS,), tl.float32)
         for i in tl.static_range(K):
             _n, slope, share = _slope(grad_weights, scores, chosen, own, base, inside, i, total, scale)

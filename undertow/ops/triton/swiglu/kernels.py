@@ -53,8 +53,9 @@ def swiglu_backward(
         g = tl.load(gate + row[:, None] * gate_stride + column, inside, other=0.0).to(tl.float32)
         u = tl.load(up + row[:, None] * up_stride + column, inside, other=0.0).to(tl.float32)
         d = tl.load(grad + row[:, None] * grad_stride + column, inside, other=0.0).to(tl.float32)
-        free_g = g <= limit
-        free_u = tl.abs(u) <= limit
+        # Factors, not conditions: they would hide a NaN of the other half.
+        free_g = (g <= limit).to(tl.float32)
+        free_u = (tl.abs(u) <= limit).to(tl.float32)
         g = tl.where(g > limit, limit, g)
         u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
         s = 1.0 / (1.0 + tl.exp(-g))
@@ -62,8 +63,8 @@ def swiglu_backward(
         if WEIGHTED:
             total += by_eights(d * silu * u, ROWS, COLUMNS)
             d *= factor
-        dg = tl.where(free_g, d * u * (s + silu * (1.0 - s)), 0.0)
-        du = tl.where(free_u, d * silu, 0.0)
+        dg = d * u * (s + silu * (1.0 - s)) * free_g
+        du = d * silu * free_u
         tl.store(grad_gate + row[:, None] * gate_out + column, dg.to(grad_gate.dtype.element_ty), inside)
         tl.store(grad_up + row[:, None] * up_out + column, du.to(grad_up.dtype.element_ty), inside)
     if WEIGHTED:

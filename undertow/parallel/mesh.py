@@ -1,0 +1,148 @@
+"""The axes of a run over many ranks: what each is called, which ranks stand on it, and their process groups.
+
+Ranks are numbered with the pipeline outermost and tensor parallelism innermost, so that those who talk most are
+neighbours. The same ranks of a stage are dealt out twice: to the dense weights and to the experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from undertow.config.errors import ConfigError
+from undertow.config.geometry import Geometry, build_geometry, check_model
+from undertow.config.model import ModelConfig
+from undertow.config.parallel import ParallelConfig
+
+DENSE_AXES: tuple[str, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
+"""Of dense weights: `shard` ranks hold them in parts, `replicate` such groups hold the same. Both divide the data."""
+EXPERT_AXES: tuple[str, ...] = ("pipeline", "expert_data", "expert")
+"""Of experts: `expert` ranks hold all of them, `expert_data` such groups hold the same."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Widths of every axis, without a process group. Made by `build_axes`."""
+
+    geometry: Geometry
+    replicate: int
+    shard: int
+
+    @property
+    def dense(self) -> tuple[int, ...]:
+        """Widths of `DENSE_AXES`."""
+        g = self.geometry
+        return g.pipeline, self.replicate, self.shard, g.context, g.tensor
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Widths of `EXPERT_AXES`."""
+        g = self.geometry
+        return g.pipeline, g.expert_data, g.expert
+
+    def width(self, axis: str) -> int:
+        """Ranks on an axis."""
+        return dict(zip(DENSE_AXES + EXPERT_AXES, self.dense + self.experts, strict=True))[axis]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Place of a rank on every axis."""
+        places = {}
+        for axes, widths in ((DENSE_AXES, self.dense), (EXPERT_AXES, self.experts)):
+            for i, axis in enumerate(axes):
+                places[axis] = rank // prod(widths[i + 1 :]) % widths[i]
+        return places
+
+
+def build_axes(
+    parallel: ParallelConfig, ranks: int, shard: int | None = None, model: ModelConfig | None = None
+) -> Axes:
+    """Axes of `parallel` over so many `ranks`; data parallelism takes what the others leave.
+
+    `shard` of the data-parallel ranks hold dense weights in parts, by default all; 1 repeats the weights. Raises
+    `ConfigError` for widths that do not divide the ranks, that `model` cannot be shared out over, or of an axis that is
+    not built.
+    """
+    geometry = build_geometry(
+        ranks,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        expert=parallel.expert,
+        context=parallel.context,
+    )
+    if model is not None:
+        check_model(model, geometry)
+    shard = geometry.data if shard is None else shard
+    if shard < 1 or geometry.data % shard:
+        raise ConfigError(
+            f"shard {shard} does not divide the {geometry.data} data-parallel ranks; allowed: "
+            f"{', '.join(str(n) for n in range(1, geometry.data + 1) if geometry.data % n == 0)}"
+        )
+    return Axes(geometry, geometry.data // shard, shard)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes with the process groups of this rank. Made by `build_mesh`.
+
+    `dense` has the axes `DENSE_AXES`, `experts` has `EXPERT_AXES`, both over all ranks. `data` are the ranks of this
+    stage that have other sequences, `replicate` x `shard` of them.
+    """
+
+    axes: Axes
+    rank: int
+    dense: DeviceMesh
+    experts: DeviceMesh
+    data: dist.ProcessGroup
+
+    def width(self, axis: str) -> int:
+        """Ranks on an axis."""
+        return self.axes.width(axis)
+
+    def place(self, axis: str) -> int:
+        """Where this rank stands on an axis, from 0."""
+        return self.axes.coordinates(self.rank)[axis]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one on that axis alone."""
+        return (self.dense if axis in DENSE_AXES else self.experts).get_group(axis)
+
+    @property
+    def data_place(self) -> tuple[int, int]:
+        """Which part of the batch this rank has, and of how many."""
+        shard = self.width("shard")
+        return self.place("replicate") * shard + self.place("shard"), self.width("replicate") * shard
+
+
+_UNBUILT = {"tensor": "tensor parallelism", "context": "context parallelism"}
+
+
+def build_mesh(
+    parallel: ParallelConfig, shard: int | None = None, model: ModelConfig | None = None, device: str = "cpu"
+) -> Mesh:
+    """The mesh of `parallel` over all ranks of the default process group; every rank must call it.
+
+    Arguments and errors are those of `build_axes`; `device` is the type that carries the collectives.
+    """
+    axes = build_axes(parallel, dist.get_world_size(), shard, model)
+    for name, told in _UNBUILT.items():
+        if axes.width(name) > 1:
+            raise ConfigError(f"parallel.{name} is {axes.width(name)}: {told} is not built yet; set parallel.{name}=1")
+    dense = init_device_mesh(device, axes.dense, mesh_dim_names=DENSE_AXES)
+    experts = init_device_mesh(device, axes.experts, mesh_dim_names=EXPERT_AXES)
+    data = _data_group(axes)
+    return Mesh(axes, dist.get_rank(), dense, experts, data)
+
+
+def _data_group(axes: Axes) -> dist.ProcessGroup:
+    """Ranks that have all but the data in common. Every rank makes every group, as torch demands."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(axes.geometry.gpus):
+        at = axes.coordinates(rank)
+        groups.setdefault(tuple(at[axis] for axis in ("pipeline", "context", "tensor")), []).append(rank)
+    mine = [dist.new_group(ranks) for ranks in groups.values()]
+    own = next(i for i, ranks in enumerate(groups.values()) if dist.get_rank() in ranks)
+    return cast(dist.ProcessGroup, mine[own])
