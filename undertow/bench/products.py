@@ -137,7 +137,7 @@ def _experts(
     used = int((counts > 0).sum()) / experts
     products = 2.0 * rows * inside * out
     work = Work(int(weight.nbytes * used) + moved(x) + rows * out * 2, products, products)
-    return Task(f"{name} {scheme}", f"{tokens} tokens, {experts} experts, {inside} to {out}", work, error, ways)
+    return Task(f"decode {name} {scheme}", f"{tokens} tokens, {experts} experts, {inside} to {out}", work, error, ways)
 
 
 def _quantised(scheme: str, experts: int, out: int, inside: int, device: torch.device) -> Quantised:
