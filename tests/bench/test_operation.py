@@ -132,6 +132,10 @@ def test_another_order_is_found(cpu):
     assert task.error(order) == 0.0
     assert task.error(Dispatch(order.choice.int(), order.slot.int(), order.counts, order.k)) == 0.0
     assert task.error(replace(order, slot=order.slot.flip(0))) == math.inf
+    both = found("router", cpu)["router and order"]
+    chosen, order = both.ways["reference"].build()()
+    assert both.error((chosen, order)) == 0.0
+    assert both.error((chosen.flip(0), order)) == math.inf
 
 
 def test_bytes_of_small_operators(cpu):

@@ -20,7 +20,8 @@ CHIPS = ("gfx942", "gfx950", "sm_90")
 OF_SEQUENCES = {"sparse_attention", "csa_attention", "indexer_scores", "indexer_select", "indexer_distillation"}
 KERNELS = {
     *OF_SEQUENCES,
-    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "compress_pool", "route"),
+    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "hyper_head"),
+    *("compress_pool", "route"),
     *(
         "dispatch_order",
         "permute",
@@ -253,6 +254,11 @@ ROWS = {
     "hyper_expand": (
         (empty(40, 64), empty(40, 4, of=FLOAT), empty(40, 4, 4, of=FLOAT), empty(40, 4, 64)),
         (empty(40, 64), empty(40, 3, of=FLOAT), empty(40, 3, 3, of=FLOAT), empty(40, 3, 64)),
+        "2 or 4 streams, not 3",
+    ),
+    "hyper_head": (
+        *((empty(40, 4, 9), empty(4, 36, of=FLOAT), empty(1, of=FLOAT), empty(4, of=FLOAT), empty(9), 1e-6, 1e-6),),
+        *((empty(40, 3, 9), empty(3, 27, of=FLOAT), empty(1, of=FLOAT), empty(3, of=FLOAT), empty(9), 1e-6, 1e-6),),
         "2 or 4 streams, not 3",
     ),
     "compress_pool": (

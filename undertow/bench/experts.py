@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undertow.bench.backends import ways_of
+from undertow.bench.backends import limit_of, own, ways_of
 from undertow.bench.fusions import Sizes
 from undertow.bench.operation import LAUNCHES, Operation, Results, moved, normal
-from undertow.bench.task import Absent, Run, Task, relative
+from undertow.bench.task import Absent, Run, Task, Way, relative
 from undertow.bench.work import Work
 from undertow.ops.reference.experts import Dispatch
-from undertow.ops.registry import REFERENCE
+from undertow.ops.registry import BACKENDS, REFERENCE
 
 EXPERTS = (32, 256)
 TINY_EXPERTS = (4, 8)
@@ -57,6 +57,7 @@ def router_tasks(
     )  # fmt: skip
     yield given.backward("router backward", Work(moved(logits, *given.pushes, logits) + 8 * best.numel()))
     yield _order_task(best, shape, experts, peers)
+    yield _both_task(logits, bias, s.choices, shape, peers)
 
 
 def _order_task(best: Tensor, shape: str, experts: int, peers: Collection[str]) -> Task:
@@ -71,6 +72,30 @@ def _order_task(best: Tensor, shape: str, experts: int, peers: Collection[str]) 
 
     ways = ways_of("dispatch_order", best.device, peers, bind)
     return Task("order", shape, Work(moved(best, *_parts(expected))), error, ways, calls=LAUNCHES)
+
+
+def _both_task(logits: Tensor, bias: Tensor, k: int, shape: str, peers: Collection[str]) -> Task:
+    """One after the other, as in a step: less the time of the router alone, it is what the order adds."""
+    device, experts = logits.device, logits.shape[1]
+
+    def bind(backend: str) -> Run:
+        route, order = own("route", backend, device), own("dispatch_order", backend, device)
+
+        def run() -> tuple[Tensor, Dispatch]:
+            chosen = route(logits, bias, k, _SCALE)[0]
+            return chosen, order(chosen, experts)
+
+        return run
+
+    def error(found: tuple[Tensor, Dispatch]) -> float:
+        chosen, order = found
+        pairs = zip(_parts(order), _parts(REFERENCE["dispatch_order"](chosen, experts)), strict=True)
+        return 0.0 if all(torch.equal(x.long(), y.long()) for x, y in pairs) else math.inf
+
+    backends = [name for name in BACKENDS if name != "reference" or name in peers]
+    ways = {name: Way(lambda name=name: bind(name), limit_of(name)) for name in backends}
+    moves = moved(logits, bias, logits) + 16 * len(logits) * k
+    return Task("router and order", shape, Work(moves), error, ways, calls=LAUNCHES)
 
 
 def _parts(order: Dispatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,8 +22,10 @@ class Family:
 
 
 FUSED = (
-    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "compress_pool", "route"),
+    *("wide_linear", "rms_norm", "rotary", "head_norm_rotary", "hyper_in", "hyper_expand", "hyper_head"),
     *(
+        "compress_pool",
+        "route",
         "dispatch_order",
         "permute",
         "unpermute",

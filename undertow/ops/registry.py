@@ -126,6 +126,10 @@ TRITON: dict[str, Kernel] = {
     "hyper_expand": Kernel(
         "undertow.ops.triton.hyper.expand", "bfloat16 or float32, 2 or 4 streams; coefficients in float32"
     ),
+    "hyper_head": Kernel(
+        "undertow.ops.triton.hyper.head",
+        "bfloat16 streams, 2 or 4 of up to 16,384 numbers; coefficients in float32",
+    ),
     "compress_pool": Kernel(
         "undertow.ops.triton.compress.pool", "float32; windows of up to 256 slots, begun in this call"
     ),

@@ -29,7 +29,6 @@ PARTS = ("mixer_norm", "query", "attention_core", "output", "moe")
 @pytest.fixture
 def anywhere(device, monkeypatch):
     """Kernels are chosen off a GPU too, for the interpreter."""
-    monkeypatch.setitem(registry.TRITON, "hyper_head", registry.Kernel("undertow.ops.triton.hyper.head", "bfloat16"))
     if device == "cpu":
         monkeypatch.setattr(registry, "machine", lambda device: registry.Machine("cuda", "sm_90"))
     return device
