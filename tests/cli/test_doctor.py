@@ -100,3 +100,32 @@ def test_each_kind_of_device_has_its_operators_once(monkeypatch):
     ]
     assert list(facts["ops"]) == ["cpu", "cuda"]
     assert facts["torch_built_for"] == "ROCm 7.2"
+
+
+def test_the_preflight_is_in_both_forms(capsys, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_9")
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["preflight"]
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX")
+    assert tuple(each["name"] for each in facts["variables"]) == names
+    assert facts["variables"][2]["present"] == "mlx5_9"
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"node {facts['node']}; kernel {facts['kernel']}; GPU drivers: " in out
+    assert "; set now to mlx5_9" in " ".join(out.split())
+    for each in facts["interfaces"]:
+        assert f"\n{each['name']} " in out
+
+
+def test_nodes_are_compared(capsys, tmp_path):
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    ours, theirs = tmp_path / "a.json", tmp_path / "b.json"
+    ours.write_text(json.dumps(facts))
+    theirs.write_text(json.dumps(facts | {"system": "Linux aarch64"}))
+    assert main(["doctor", "--compare", str(ours), str(ours)]) == 0
+    assert capsys.readouterr().out == "nothing that matters differs\n"
+    assert main(["doctor", "--compare", str(ours), str(theirs)]) == 1
+    assert capsys.readouterr().out == f"system: {facts['system']} on {ours}, Linux aarch64 on {theirs}\n"
+    assert main(["doctor", "--compare", str(ours), str(tmp_path / "none.json")]) == 2
+    assert "none.json: cannot be read" in capsys.readouterr().err

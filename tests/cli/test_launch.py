@@ -37,11 +37,7 @@ def test_dry_run_of_the_published_run(capsys):
     assert section(out, "conflicts") == ["none"]
     assert len(section(out, "warnings")) == 3
     unbuilt = section(out, "not built yet")
-    assert [line.split(":")[0] for line in unbuilt] == [
-        "optimizations.mega_moe",
-        "optimizations.layout",
-        "32 processes",
-    ]
+    assert [line.split(":")[0] for line in unbuilt] == ["optimizations.mega_moe", "optimizations.layout"]
     for line in (
         "total 290.80 B indexer own_rank: own query path, the published AMD variant",
         "memory of a GPU, 288.0 GB (268.2 GiB) at most; 8 GPUs, all alike, in each stage",
@@ -98,13 +94,13 @@ def test_nodes_that_widths_do_not_suit_end_with_2(capsys):
 
 
 @pytest.mark.parametrize("name", ["pretrain/flash-32xMI355X", "pretrain/v4-flash"])
-def test_more_than_one_process_is_refused(capsys, folder, name):
+def test_several_machines_are_not_started_from_one(capsys, folder, name):
     assert main(["launch", name, "--nodes", "4"]) == 2
     out, error = capsys.readouterr()
     assert (out, error) == (
         "",
-        "error: --nodes 4 of 8 GPUs each: parallel training is not built yet: this version trains in one process on "
-        "one GPU; --dry-run tells what it would be, --nodes 1 --gpus-per-node 1 runs in one process\n",
+        "error: --nodes 4: the processes of one machine are started from here; run the command that --dry-run prints "
+        "on each of them, or give sbatch the script that --slurm prints\n",
     )
     assert list(folder.iterdir()) == []
 
@@ -118,6 +114,10 @@ def test_more_than_one_process_is_refused(capsys, folder, name):
             ["--nodes", "2", "--dry-run"],
             "no GPUs: the recipe states none; say which the nodes have, as --gpu H200, or ",
         ),
+        (["--nodes", "1", "device=cpu"], "device cpu: nobody says how many processes; give --nproc, as --nproc 2"),
+        (["--nodes", "1", "--nproc", "2", "--gpu", "H200"], "--gpu: --nproc starts processes on processor cores; give"),
+        (["--nodes", "1", "--nproc", "3", "--dry-run", "parallel.expert=2"], "expert 2 does not divide the 3 ranks"),
+        (["--nodes", "1", "--nproc", "2", "optimizations.fp8=on"], "optimizations.fp8: not built yet"),
         (["--nodes", "0", "--dry-run"], "Invalid value for '--nodes'"),
         ([], "Missing option '--nodes'"),
     ],
@@ -160,5 +160,28 @@ def test_dry_run_loads_no_torch():
 def test_every_option_is_explained(capsys):
     assert main(["launch", "--help"]) == 0
     shown = capsys.readouterr().out
-    for option in ("--nodes", "--gpus-per-node", "--gpu", "--slurm", "--dry-run", "--json", "KEY=VALUE"):
+    for option in ("--nodes", "--gpus-per-node", "--nproc", "--gpu", "--slurm", "--dry-run", "--json", "KEY=VALUE"):
         assert option in shown
+
+
+def test_dry_run_on_processor_cores(capsys):
+    words = ["launch", "pretrain/quickstart", "--nodes", "1", "--nproc", "2", "--dry-run", "parallel.expert=2"]
+    command = "torchrun --standalone --nproc-per-node 2 -m undertow train pretrain/quickstart"
+    command += " parallel.expert=2 device=cpu"
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("pretrain/quickstart in 2 processes on processor cores\n\nmodel:\n")
+    assert section(out, "conflicts") == ["none"]
+    assert section(out, "plan") == ["none: of processor cores no rates are known"]
+    assert out.splitlines()[-1] == command
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["processes_per_node"], found["command"], found["conflicts"]) == (2, command, [])
+    assert found["values"]["device"] == {"value": "cpu", "source": "command line"}
+
+
+def test_what_does_not_fit_is_not_started(capsys, folder):
+    words = ["pretrain/v4-flash", "--nodes", "1", "--gpu", "H200", "train.steps=1"]
+    assert main(["launch", *words]) == 3
+    assert capsys.readouterr().err.startswith("error: pretrain/v4-flash does not fit 8xH200: a GPU of stage")
+    assert list(folder.iterdir()) == []

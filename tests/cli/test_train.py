@@ -14,9 +14,9 @@ import pytest
 import undertow
 from tests.engine.bytelevel import VOCABULARY, tokenizer
 from undertow.cli import main
+from undertow.config.layout import parse_layout
 from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.tuner.fragment import fragment_of
 from undertow.train.loop import Trainer
 
@@ -77,7 +77,7 @@ def test_a_fragment_with_layers_computed_again_trains(words, tmp_path, capsys):
         ("data.corpus=none.txt", 2, "corpus 'none.txt': there is no such file"),
         ("data.tokenizer=bpe-2048", 2, "its 2048 entries exceed the vocab_size"),
         ("optimizations.layout=on", 2, "optimizations.layout: not built yet"),
-        ("parallel.pipeline=4", 2, "parallel.pipeline is 4: it can be planned (undertow plan), but this version"),
+        ("parallel.pipeline=4", 2, "parallel.pipeline is 4: it can be planned (undertow plan), but one process"),
         ("recompute.modules.query=[9]", 2, "recompute.modules.query [9]: layers are 0 to"),
         ("parallel.layout=Et*3mL", 2, "layout 'Et*3mL', stages 0 to 0: 3 t (3 by stage); the model has"),
         ("parallel.layout=Et*2x", 2, "layout 'Et*2x', column 5: "),

@@ -100,6 +100,20 @@ def test_parts_of_the_small_model_on_a_gpu():
     assert frozen.total < peak_bytes(config, (2048,) * 16, State("bfloat16"), Objective(balance_rows=16)).total
 
 
+def test_state_on_the_host_leaves_two_batches_of_it_on_a_gpu():
+    flash = ModelConfig.from_preset("v4-flash")
+
+    def state_bytes(optimizer, profile, gpu, offloaded=True):
+        state = State("bfloat16", optimizer, profile, offloaded=offloaded)
+        peak = peak_bytes(flash, [64], state, gpu=gpu)
+        return {part.name: part.bytes for part in peak.parts}["optimizer state"]
+
+    assert state_bytes("adamw", "fp32", True) == 2 * 12 * 2**24
+    assert state_bytes("muon", "fp32", True) == 2 * 8 * 2**26
+    assert state_bytes("muon", "bf16", True) == 2 * 4 * 2**26
+    assert state_bytes("adamw", "bf16", False) == state_bytes("adamw", "bf16", True, False) > 10**12
+
+
 def test_few_tokens_leave_the_update_as_the_peak():
     peak = peak_bytes(ModelConfig.from_preset("v4-small"), (16,), State("float32"), Objective())
     assert peak.moment == "update"

@@ -58,6 +58,7 @@ class Settings:
     momentum: float = 0.95
     muon_split_heads: bool = False
     muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    offload_optimizer: bool = False
 
 
 def draws(count: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -57,3 +57,22 @@ def test_steps_equal_the_cpus(algorithm, profile):
     for name, value in results[0].items():
         # A last bit of bfloat16 may fall the other way.
         assert torch.allclose(results[1][name], value, rtol=2**-7, atol=1e-4), name
+
+
+@pytest.mark.parametrize(("algorithm", "profile"), list(itertools.product(("muon", "adamw"), ("fp32", "bf16"))))
+def test_state_on_the_host_gives_the_same_bits(algorithm, profile):
+    found = []
+    for offload in (False, True):
+        model = build_model(ModelConfig.from_preset("v4-debug"), dtype=torch.bfloat16, device="cuda")
+        optimizer = build_optimizer(model, plain.Settings(algorithm, profile, offload_optimizer=offload))
+        for number in range(3):
+            generator = torch.Generator().manual_seed(number)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
+            optimizer.step()
+        states = [optimizer.state[parameter] for parameter in model.parameters()]
+        if offload:
+            kept = [value for state in states for key, value in state.items() if key != "step"]
+            assert all(value.device.type == "cpu" and value.is_pinned() for value in kept)
+        found.append([*model.parameters(), *(value.cpu() for state in states for value in state.values())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -40,6 +40,13 @@ def test_experts_take_ranks_of_tensor_and_data_parallelism():
     assert members(axes, "expert_data", 8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
+def test_the_recipe_says_how_many_share_dense_weights():
+    axes = build_axes(ParallelConfig(expert=4, shard=2), 8)
+    assert (axes.dense, axes.experts) == ((1, 4, 2, 1, 1), (1, 2, 4))
+    assert str(axes) == "replicate 4, shard 2, expert 4"
+    assert build_axes(ParallelConfig(shard=1), 4).dense == (1, 4, 1, 1, 1)
+
+
 @pytest.mark.parametrize("ranks", [8, 16, 48])
 def test_places_are_those_of_ranks_laid_out_in_a_grid(ranks):
     axes = build_axes(ParallelConfig(tensor=2, pipeline=2, expert=4), ranks, shard=2 if ranks > 8 else 1)

@@ -17,9 +17,10 @@ from undertow.config.training import TrainConfig
 from undertow.data.packing import IGNORED, Batch
 from undertow.optim.build import build_optimizer
 from undertow.parallel.experts import expert_parameters
+from undertow.parallel.held import held as part
 from undertow.parallel.mesh import build_mesh
 from undertow.parallel.norm import gradient_norm
-from undertow.parallel.shard import share_out, sum_gradients
+from undertow.parallel.shard import share_out, sum_gradients, widen_gradients
 from undertow.train.batches import Denominators, flat_batch
 from undertow.train.objective import Weights, objective
 
@@ -74,19 +75,24 @@ def of_all_ranks(losses, mesh):
     return dict(zip(losses, total.tolist(), strict=True))
 
 
+def joined(tensor, of_expert, mesh):
+    """A tensor that a rank has in part, as one process has it."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    if of_expert:
+        parts = [torch.empty_like(tensor) for _ in range(mesh.width("expert"))]
+        dist.all_gather(parts, tensor.contiguous(), group=mesh.group("expert"))
+        tensor = torch.cat(parts)
+    return tensor
+
+
 def whole_gradients(model, mesh):
     """Gradients as one process has them, by name."""
-    experts, found = set(expert_parameters(model)), {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor):
-            gradient = gradient.full_tensor()
-        elif gradient is not None and parameter in experts:
-            parts = [torch.empty_like(gradient) for _ in range(mesh.width("expert"))]
-            dist.all_gather(parts, gradient, group=mesh.group("expert"))
-            gradient = torch.cat(parts)
-        found[name] = gradient
-    return found
+    experts = set(expert_parameters(model))
+    return {
+        name: None if parameter.grad is None else joined(parameter.grad, parameter in experts, mesh)
+        for name, parameter in model.named_parameters()
+    }
 
 
 def compare(parallel, shard, rows, recompute=(), dtype=torch.float32):
@@ -172,13 +178,37 @@ def test_bfloat16_model_has_the_gradients_of_one_process(two):
     check(two.run(compare, {"expert": 2}, 2, ROWS[:2], dtype=torch.bfloat16), tolerance=5e-3, each=2e-2)
 
 
-def adamw(model):
+def widened():
+    """Types of a bfloat16 model's gradients after two passes and a step, whether their sum is rounded to bfloat16, and
+    how far it is from one process'."""
+    batches, whole = all_rows(ROWS)
+    one = stirred(CONFIG, dtype=torch.bfloat16)
+    model, mesh = over_ranks({}, 2, torch.bfloat16)
+    for each in (one, model, model):  # again: nothing more
+        widen_gradients(each)
+    backward(one, batches, whole)
+    backward(model, batches[dist.get_rank() :: 2], whole)
+    sum_gradients(model, mesh)
+    ours = whole_gradients(model, mesh)
+    head, theirs = ours["head.weight"], one.head.weight.grad
+    rounded = torch.equal(head, head.bfloat16().float())
+    muon(model, mesh).step()
+    dtypes = {str(gradient.dtype) for gradient in ours.values() if gradient is not None}
+    return dtypes, rounded, float((head - theirs).norm() / theirs.norm())
+
+
+def test_passes_of_a_bfloat16_model_add_up_in_float32(two):
+    for dtypes, rounded, off in two.run(widened):
+        assert dtypes == {"torch.float32"} and not rounded and off < 3e-3
+
+
+def adamw(model, mesh=None):
     return torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 
-def muon(model):
+def muon(model, mesh=None):
     settings = TrainConfig(optimizer="muon", learning_rate=1e-3, muon_dtype="float32", state_profile="fp32")
-    return build_optimizer(model, settings)
+    return build_optimizer(model, settings, mesh)
 
 
 def steps(parallel, shard, optimizer, count):
@@ -187,7 +217,7 @@ def steps(parallel, shard, optimizer, count):
     model, mesh = over_ranks(parallel, shard)
     one = stirred(CONFIG)
     found, expected = [], []
-    optimizers = [optimizer(model), optimizer(one)]
+    optimizers = [optimizer(model, mesh), optimizer(one)]
     for _ in range(count):
         found.append(of_all_ranks(backward(model, batches[dist.get_rank() :: 2], whole), mesh)["total"])
         sum_gradients(model, mesh)
@@ -279,3 +309,21 @@ def held(expert):
 def test_each_rank_holds_its_slice_of_the_experts_under_the_same_names(four):
     assert four.run(held, 4) == [{"w13", "w2"}] * 4
     assert four.run(held, 2) == [{"w13", "w2"}] * 4
+
+
+def numbers_held(parallel, shard):
+    """Numbers of experts, and of the other matrices and rows that lie in parts, on this rank, as shares of all."""
+    model, _ = over_ranks(parallel, shard)
+    sizes = {name: parameter.numel() for name, parameter in stirred(CONFIG).named_parameters()}
+    experts = [name for name in sizes if ".experts." in name]
+    others = [name for name, p in model.named_parameters() if isinstance(p, DTensor) and name not in experts]
+    return [
+        sum(part(model.get_parameter(name)).numel() for name in names) / sum(sizes[name] for name in names)
+        for names in (experts, others)
+    ]
+
+
+def test_no_rank_holds_more_experts_than_its_part(four):
+    assert four.run(numbers_held, {"expert": 2}, 4) == [[1 / 4, 1 / 4]] * 4
+    assert four.run(numbers_held, {}, 2) == [[1 / 4, 1 / 2]] * 4
+    assert four.run(numbers_held, {"expert": 4}, 2) == [[1 / 4, 1 / 2]] * 4

@@ -32,9 +32,16 @@ def test_context_copies_dense_weights():
     assert Batch(8, 8192, 2).tokens(geometry) == 4096
 
 
+def test_weights_lie_in_parts_over_as_many_ranks_as_asked_for():
+    every, some, none = (build_geometry(16, expert=4, context=2, shard=shard) for shard in (None, 4, 1))
+    assert [each.dense_parts for each in (every, some, none)] == [16, 8, 2]
+    assert [each.expert_parts for each in (every, some, none)] == [4, 4, 1]
+
+
 @pytest.mark.parametrize(
     ("gpus", "widths", "message"),
     [
+        (8, {"tensor": 2, "shard": 3}, "shard 3 does not divide the 4 data-parallel ranks; allowed: 1, 2, 4"),
         (32, {"tensor": 0}, "tensor is 0; allowed: at least 1"),
         (0, {}, "gpus is 0; allowed: at least 1"),
         (30, {"tensor": 2, "pipeline": 4}, "30 GPUs are not a multiple of tensor 2 x pipeline 4 x context 1 = 8"),

@@ -11,12 +11,12 @@ import pytest
 
 import undertow
 from undertow.config.errors import ConfigError
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.choice import Options, choose
 from undertow.planner.memory.recompute import NONE, Recompute
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.plan import evaluate
 from undertow.planner.subject import read_subject
 

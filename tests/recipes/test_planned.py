@@ -6,6 +6,8 @@ import undertow
 from undertow.config.paths import recipe_names
 from undertow.config.resolve import resolve
 from undertow.launch.prepare import prepare
+from undertow.launch.processes import on_cores
+from undertow.train.widths import refuse_wider
 
 PLANNED = [name for name in recipe_names() if resolve(name, [], {}).config.parallel.gpus]
 
@@ -23,6 +25,7 @@ def test_they_are_all_here():
         "pretrain/pro-128xMI355X",
         "pretrain/proxy-1xH200",
         "pretrain/proxy-2xH200",
+        "pretrain/proxy-4xH200",
     }
 
 
@@ -58,9 +61,16 @@ def test_the_published_run_in_the_published_memory():
     assert plan.memory.peak.total_bytes / 2**30 == pytest.approx(242.98, rel=0.01)
 
 
-def test_two_proxies_share_twice_the_experts():
-    one, two = (prepared(f"pretrain/proxy-{count}xH200") for count in (1, 2))
-    experts = [found.resolved.config.model.n_routed_experts for found in (one, two)]
-    assert experts == [32, 64] and two.plan.task.geometry.expert == 2
-    seconds = [found.plan.time.seconds_per_iteration for found in (one, two)]
-    assert seconds[1] == pytest.approx(seconds[0], rel=0.01)
+def test_proxies_share_more_experts_in_the_same_time():
+    every = [prepared(f"pretrain/proxy-{count}xH200") for count in (1, 2, 4)]
+    assert [found.resolved.config.model.n_routed_experts for found in every] == [32, 64, 128]
+    assert [found.plan.task.geometry.expert for found in every] == [1, 2, 4] and not any(f.unbuilt for f in every)
+    seconds = [found.plan.time.seconds_per_iteration for found in every]
+    assert seconds[1:] == pytest.approx(seconds[:1] * 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "processes"), [("cpu-2proc", 2), ("cpu-4proc", 4)])
+def test_recipes_for_processor_cores_suit_their_processes(name, processes):
+    found = on_cores(f"pretrain/{name}", 1, processes, [], {})
+    assert (found.conflicts, found.words) == ((), ())
+    refuse_wider(found.resolved.config, processes)

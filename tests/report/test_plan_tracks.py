@@ -11,7 +11,7 @@ STAGES = [{"F": [10, 5, 0], "B": [20, 1, -6], "recomputed": 0}]
 
 def rank(kinds: str, gaps: list[int]):
     return {
-        **{"stages": [0], "kinds": kinds, "chunks": "", "gaps": gaps, "steps": []},
+        **{"stages": [0], "kinds": kinds, "chunks": "", "gaps": gaps, "steps": [], "lasts": []},
         **{"static_bytes": 10, "peak_bytes": 16},
     }
 

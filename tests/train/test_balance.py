@@ -63,7 +63,7 @@ def test_gradient_is_that_of_the_shares_with_the_choice_held():
 
 
 def test_counts_are_those_of_the_choice():
-    counts = expert_counts([routing(50), routing(30, seed=1)])
+    counts = expert_counts([routing(50), routing(30, seed=1)], 8)
     assert counts.shape == (2, EXPERTS) and counts.sum(1).tolist() == [50 * CHOSEN, 30 * CHOSEN]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from undertow.data.packing import Batch, Packer
 from undertow.data.store import TokenStore
-from undertow.train.batches import Denominators, flat_batch, micro_batches, segment_lengths
+from undertow.train.batches import Denominators, count_labels, flat_batch, micro_batches, rows_of, segment_lengths
 
 ROWS = Batch(
     ids=np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]),
@@ -50,3 +50,14 @@ def test_mtp_labels_are_two_tokens_ahead(lengths, rows, length):
     assert len(flat.mtp_labels) == len(kept)
     assert (flat.mtp_labels[real] == ids[real] + 2).all()
     assert flat.counts[1] == int(real.sum()) == sum(max(n - 2, 0) for n in flat.segments.new)
+
+
+def test_parts_for_ranks_are_rows_in_order():
+    rows = Batch(*[np.arange(5)[:, None]] * 3)
+    assert [rows_of(rows, place, 3).ids[:, 0].tolist() for place in range(3)] == [[0], [1, 2], [3, 4]]
+    assert [rows_of(rows, place, 5).ids[:, 0].tolist() for place in range(5)] == [[0], [1], [2], [3], [4]]
+    assert [len(rows_of(rows, place, 8).ids) for place in range(8)] == [0, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_labels_are_counted_without_a_device():
+    assert count_labels(ROWS) == flat_batch(ROWS).counts == (6, 3, 10, 2)

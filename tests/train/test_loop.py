@@ -19,7 +19,7 @@ from undertow.model.packed import hold
 from undertow.optim.build import build_optimizer
 from undertow.quant.quantise import quantise
 from undertow.quant.scheme import MXFP4
-from undertow.train import loop
+from undertow.train import accumulate
 from undertow.train.balance import routers
 from undertow.train.evaluation import Evaluation
 from undertow.train.loop import Trainer, train
@@ -109,7 +109,7 @@ def test_nothing_of_a_micro_batch_outlives_it(monkeypatch):
         graphs.append(weakref.ref(losses.total))
         return losses
 
-    monkeypatch.setattr(loop, "objective", watched)
+    monkeypatch.setattr(accumulate, "objective", watched)
     trainer(micro_batch_size=1).step()
     assert len(graphs) == 2 and all(graph() is None for graph in graphs)
 

@@ -30,22 +30,38 @@ def publish(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer | None) -> Pa
     where the file system has it. Raises `UndertowError` if writing fails; what was there is then untouched.
     """
     target = checkpoint_path(folder, snapshot.progress.step)
-    fresh = folder / f".{target.name}{_WRITING}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder, _WRITING, _REMOVING)
-        fresh.mkdir()
+        fresh = begin(folder, target)
         write_files(snapshot, fresh, tokenizer)
-        swap(fresh, target)
-        sync(folder)
-        _point_latest(folder, target.name)
+        finish(folder, fresh, target)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
-            _sweep(folder, _WRITING)
+            sweep_unfinished(folder)
         raise UndertowError(f"{target}: the checkpoint cannot be written ({error}); earlier ones are intact") from error
-    with suppress(OSError):  # the next one tries again, and tells
-        _sweep(folder, _WRITING, _PREVIOUS)
     return target
+
+
+def begin(folder: Path, target: Path, mark: str = "") -> Path:
+    """The empty hidden directory whose files will be `target`'s, with `mark` in its name; raises `OSError`."""
+    fresh = folder / f".{target.name}{mark and '.'}{mark}{_WRITING}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder, _WRITING, _REMOVING)
+    fresh.mkdir()
+    return fresh
+
+
+def finish(folder: Path, fresh: Path, target: Path) -> None:
+    """Give the synced directory `fresh` its name and make it the latest; raises `OSError`."""
+    swap(fresh, target)
+    sync(folder)
+    _point_latest(folder, target.name)
+    with suppress(OSError):  # what it took the place of; the next one tries again, and tells
+        _sweep(folder, _WRITING, _PREVIOUS)
+
+
+def sweep_unfinished(folder: Path) -> None:
+    """Remove what a checkpoint that was not finished has left; raises `OSError`."""
+    _sweep(folder, _WRITING)
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,17 @@ LONGEST = 100_000_000
 """Bytes of the longest header that the format allows."""
 
 _RAW = 8
+_ALIGNMENT = 8
 _SIDES = 64  # more than torch computes with
 _PICKLED = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")  # PyTorch's files: a zip archive with one, or one alone
+
+
+class Outline(NamedTuple):
+    """A safetensors file before it is filled: its first bytes, its size, and where each tensor begins, by name."""
+
+    head: bytes
+    size: int
+    offsets: dict[str, int]
 
 
 class Span(NamedTuple):
@@ -87,6 +97,23 @@ def read_header(path: Path) -> dict[str, Span]:
     finally:
         os.close(handle)
     return _spans(path, _parsed(path, text), _RAW + length, size)
+
+
+def outline(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Outline:
+    """The file that holds `tensors`, each its name, type as in a header (`BF16`, ...) and shape in elements."""
+    # Wide types first: every tensor then begins at a multiple of its element's size, which readers rely on.
+    ordered = sorted(tensors, key=lambda tensor: -BITS[tensor[1]])
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    relative, at = {}, 0
+    for name, dtype, shape in ordered:
+        end = at + size_of(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        relative[name] = at
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = len(text).to_bytes(_RAW, "little") + text
+    return Outline(head, len(head) + at, {name: len(head) + begin for name, begin in relative.items()})
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:

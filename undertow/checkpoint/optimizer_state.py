@@ -5,94 +5,129 @@ A part called `step` is a scalar; every other part has the shape of its paramete
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from undertow.checkpoint.faults import Faults
+from undertow.checkpoint.generators import (
+    RANDOM,
+    check_generator,
+    generator_tensors,
+    generators_for,
+    is_generator,
+    restore_generator,
+)
+from undertow.checkpoint.names import native_tensors
+from undertow.checkpoint.shards import listed_files
 from undertow.config.errors import InputError
+from undertow.model.transformer import Transformer
 
-_RANDOM, _STEP = "random", "step"
-_GENERATORS = re.compile(r"cpu|cuda:[0-9]{1,4}")
+if TYPE_CHECKING:  # they import torch.distributed, which takes a while
+    from undertow.checkpoint.shares import Share
+    from undertow.parallel.mesh import Mesh
+
+OPTIMIZER = "optimizer.safetensors"
+INDEX = "optimizer.safetensors.index.json"
+_STEP = "step"
 _INTEGERS = {"remainder": torch.int16}  # the parts that are no floating-point numbers
+_MEND = "resume from an earlier checkpoint"
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of every parameter that has one, and of the random generators, by name."""
+def optimizer_tensors(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of every parameter that has one, and of the random generators, by name: all of it in one process."""
     moments = {
         f"{name}/{part}": value
         for name, parameter in model.named_parameters()
         for part, value in optimizer.state.get(parameter, {}).items()
     }
-    generators = {f"{_RANDOM}/cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        generators |= {f"{_RANDOM}/cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return moments | generators
+    return moments | generator_tensors()
 
 
-def read_optimizer(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, names: Iterable[str]) -> None:
-    """Fill `optimizer` and the random generators from `file`, which was written with the tensors `names`.
+def read_optimizer(
+    directory: Path,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    names: Iterable[str],
+    shares: Mapping[str, Share],
+    mesh: Mesh | None = None,
+) -> Callable[[], None]:
+    """Read what is held here of the state of `optimizer`, and random states; return what puts it in its place.
 
-    Raises one `InputError` for everything that is wrong with the file, before anything is changed.
+    The files of `directory` were written with the tensors `names`; `shares` are the weights' of `weight_shares`. Raises
+    one `InputError` for everything that is wrong with the files.
     """
-    try:
-        with safe_open(file, framework="pt", device="cpu") as handle:
-            found = {key: handle.get_tensor(key).clone() for key in handle.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{file}: damaged ({error}); resume from an earlier checkpoint") from None
-    parameters = dict(model.named_parameters())
-    faults, wanted = Faults(file, "damaged"), {f"{_RANDOM}/cpu", *map(str, names)}
-    for key in sorted(wanted - found.keys()):
-        faults.add("missing", key)
-    for key, value in found.items():
-        name, _, part = key.rpartition("/")
-        known = _GENERATORS.fullmatch(part) if name == _RANDOM else name in parameters
-        if key not in wanted or not known:
-            faults.add("surplus", key)
-        elif name == _RANDOM:
-            _check_generator(key, part, value, faults)
-        else:
-            _check_part(key, part, value, parameters[name], faults)
-    faults.raise_if_any("; resume from an earlier checkpoint")
-    for key, value in found.items():
-        name, _, part = key.rpartition("/")
-        if name == _RANDOM:
-            _restore_generator(part, value)
-        else:  # A step count stays where the optimizer keeps it; moments lie with their parameter.
+    single = not (directory / INDEX).exists()
+    files = [OPTIMIZER] if single else list(listed_files(directory, INDEX))
+    wanted, parameters = {f"{RANDOM}/cpu", *map(str, names)}, dict(model.named_parameters())
+    elsewhere = native_tensors(model.config).keys() - shares.keys()
+    faults = Faults(directory / (OPTIMIZER if single else INDEX), "damaged")
+    with ExitStack() as stack:
+        found = {key: (handle, directory / file) for file in files for key, handle in _opened(directory / file, stack)}
+        for key in sorted(wanted - found.keys()):
+            faults.add("missing", key)
+        mine, moments, states = generators_for(found, mesh), {}, {}
+        for key, (handle, file) in found.items():
+            name = key.rpartition("/")[0]
+            if key not in wanted or not (is_generator(key) or name in parameters or name in elsewhere):
+                faults.add("surplus", key)
+                continue
+            try:
+                if key in mine:
+                    states[key] = handle.get_tensor(key).clone()
+                    check_generator(key, mine[key], states[key], faults)
+                elif name in parameters and (value := _rows(handle, key, shares[name], faults)) is not None:
+                    moments[key] = value
+                    _check_part(key, value, parameters[name].dtype, faults)
+            except (SafetensorError, OSError) as error:
+                raise _damaged(file, error) from None
+    faults.raise_if_any(f"; {_MEND}")
+
+    def restore() -> None:
+        for key, state in states.items():
+            restore_generator(mine[key], state)
+        for key, value in moments.items():
+            name, _, part = key.rpartition("/")
             parameter = parameters[name]
-            optimizer.state[parameter][part] = value if part == _STEP else value.to(parameter.device)
+            # A step count stays where the optimizer keeps it; moments lie with their parameter, or on the host.
+            device = getattr(optimizer, "state_device", None) or parameter.device
+            optimizer.state[parameter][part] = value if part == _STEP else value.to(device)
+
+    return restore
 
 
-def _check_part(key: str, part: str, value: Tensor, parameter: nn.Parameter, faults: Faults) -> None:
-    shape = torch.Size() if part == _STEP else parameter.shape
-    allowed = (_INTEGERS[part],) if part in _INTEGERS else (torch.float32, parameter.dtype)
-    if value.shape != shape:
-        faults.add("misshapen", f"{key} is {list(value.shape)}, {list(shape)} is expected")
-    elif value.dtype not in allowed:
+def _opened(file: Path, stack: ExitStack) -> list[tuple[str, Any]]:
+    try:
+        handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        return [(key, handle) for key in handle.keys()]  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from None
+
+
+def _damaged(file: Path, error: Exception) -> InputError:
+    return InputError(f"{file}: damaged ({error}); {_MEND}")
+
+
+def _rows(handle: Any, key: str, share: Share, faults: Faults) -> Tensor | None:
+    """The part of a tensor that belongs to `share`, in memory of its own; None for one of another shape."""
+    shape = [] if key.rpartition("/")[2] == _STEP else list(share.whole)
+    piece = handle.get_slice(key)
+    if piece.get_shape() != shape:
+        faults.add("misshapen", f"{key} is {piece.get_shape()}, {shape} is expected")
+        return None
+    return (piece[share.rows] if shape else handle.get_tensor(key)).clone()
+
+
+def _check_part(key: str, value: Tensor, weight: torch.dtype, faults: Faults) -> None:
+    part = key.rpartition("/")[2]
+    allowed = (_INTEGERS[part],) if part in _INTEGERS else (torch.float32, weight)
+    if value.dtype not in allowed:
         said = " or ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in allowed))
         faults.add("of a wrong type", f"{key} is {str(value.dtype).removeprefix('torch.')}, {said} is expected")
     elif not bool(torch.isfinite(value).all()):
         faults.add("not finite", key)
-
-
-def _check_generator(key: str, device: str, state: Tensor, faults: Faults) -> None:
-    if _is_here(device):
-        try:
-            torch.Generator(device).set_state(state)
-        except (RuntimeError, TypeError):
-            faults.add("no state of a random generator", f"{key} {list(state.shape)}")
-
-
-def _restore_generator(device: str, state: Tensor) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    elif _is_here(device):
-        torch.cuda.set_rng_state(state, device)
-
-
-def _is_here(device: str) -> bool:
-    return device == "cpu" or int(device.partition(":")[2]) < torch.cuda.device_count()

@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -72,6 +73,11 @@ class Shards:
         """The tensor `name` on the CPU, backed by the mapped file: copy it before the context ends."""
         return self._holder[name][1].get_tensor(name)
 
+    def read_rows(self, name: str, rows: slice) -> torch.Tensor:
+        """Those rows of the tensor `name`, along its first axis, as `read` gives all of it; a scalar as it is."""
+        handle = self._holder[name][1]
+        return handle.get_slice(name)[rows] if self.headers[name].shape else handle.get_tensor(name)
+
     def file_of(self, name: str) -> Path:
         """The file that holds the tensor `name`."""
         return self.directory / self._holder[name][0]
@@ -95,9 +101,9 @@ class Shards:
             self._holder[name] = (file, handle)
 
 
-def listed_files(directory: Path) -> dict[str, set[str] | None]:
+def listed_files(directory: Path, index_name: str = INDEX) -> dict[str, set[str] | None]:
     """Files to read, each with the tensors the index places in it (None without an index)."""
-    index = directory / INDEX
+    index = directory / index_name
     if index.exists() or index.is_symlink():
         try:
             weight_map = json.loads(_text(index), object_pairs_hook=partial(_unique, index))["weight_map"]
@@ -115,7 +121,7 @@ def listed_files(directory: Path) -> dict[str, set[str] | None]:
                 said = shortened(repr(file))
                 raise InputError(f"{index}: names the file {said}; only files beside the index are read")
             if file.endswith(_PICKLES):
-                raise InputError(f"{directory / file}: is a pickle that {INDEX} lists; {NO_PICKLES}")
+                raise InputError(f"{directory / file}: is a pickle that {index_name} lists; {NO_PICKLES}")
         absent = sorted(file for file in files if not _is_there(directory / file))
         if absent:
             raise InputError(
@@ -208,30 +214,45 @@ def write_shards(directory: Path, entries: Iterable[Entry], shard_bytes: int = S
     Memory needed is that of the largest shard; a tensor above `shard_bytes` gets a shard of its own. Every file is
     synced to disk. Not atomic by itself: see `undertow.checkpoint.publish`.
     """
-    if shard_bytes < 1:
-        raise InputError(f"shard size {shard_bytes}: at least one byte is needed")
-    shards: list[list[Entry]] = [[]]
-    filled = total = 0
-    for entry in entries:
-        if shards[-1] and filled + entry.size > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(entry)
-        filled += entry.size
-        total += entry.size
-    names = [SINGLE]
-    if len(shards) > 1:
-        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    entries = list(entries)
+    shards = divide([entry.size for entry in entries], shard_bytes)
+    names = shard_names("model", len(shards))
     for name, shard in zip(names, shards, strict=True):
         # Own storage for each: safetensors refuses tensors that share memory, as the slices of stacked experts do.
-        tensors = {entry.name: entry.load().detach().cpu().contiguous().clone() for entry in shard}
+        held = entries[shard.start : shard.stop]
+        tensors = {entry.name: entry.load().detach().cpu().contiguous().clone() for entry in held}
         write_tensors(directory / name, tensors)
         sync(directory / name)
     if len(shards) > 1:
-        weight_map = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        weight_map = {entries[i].name: name for name, shard in zip(names, shards, strict=True) for i in shard}
+        (directory / INDEX).write_text(index_text(weight_map, sum(entry.size for entry in entries)), "utf-8")
         sync(directory / INDEX)
+
+
+def divide(sizes: Sequence[int], shard_bytes: int) -> list[range]:
+    """Which tensors of so many bytes go into each file of at most `shard_bytes`; one above that has its own."""
+    if shard_bytes < 1:
+        raise InputError(f"shard size {shard_bytes}: at least one byte is needed")
+    starts, filled = [0], 0
+    for i, size in enumerate(sizes):
+        if i > starts[-1] and filled + size > shard_bytes:
+            starts.append(i)
+            filled = 0
+        filled += size
+    return [range(*ends) for ends in pairwise((*starts, len(sizes)))]
+
+
+def shard_names(stem: str, count: int) -> list[str]:
+    """Names of so many files: `stem.safetensors` for a single one, else numbered ones."""
+    if count == 1:
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+def index_text(weight_map: Mapping[str, str], size: int) -> str:
+    """The index of numbered files: the file of each tensor by name, and the bytes of all."""
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    return json.dumps(index, indent=2) + "\n"
 
 
 def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from undertow.checkpoint.optimizer_state import optimizer_tensors
+from undertow.checkpoint.optimizer_state import OPTIMIZER, optimizer_tensors
 from undertow.checkpoint.progress import PROGRESS, Held, Progress, progress_text
 from undertow.checkpoint.shards import Entry, sync, write_shards, write_tensors
 from undertow.config.errors import UndertowError
@@ -19,7 +21,7 @@ from undertow.data.tokenizer import Tokenizer
 from undertow.model.transformer import Transformer
 from undertow.optim.clipping import all_finite
 
-OPTIMIZER = "optimizer.safetensors"
+_K = TypeVar("_K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,15 @@ class Snapshot:
 def take_snapshot(model: Transformer, optimizer: torch.optim.Optimizer, progress: Progress, target: Path) -> Snapshot:
     """Copy everything to host memory. Raises `UndertowError`, naming `target`, for a number that is not finite."""
     weights, moments = model.state_dict(), optimizer_tensors(model, optimizer)
-    for name, tensor in (*weights.items(), *moments.items()):
+    refuse_not_finite((*weights.items(), *moments.items()), target)
+    return Snapshot(model.config, compute_dtype(model), copied(weights), copied(moments), progress)
+
+
+def refuse_not_finite(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
+    """Raise `UndertowError`, naming `target`, for a tensor with a number that is not finite."""
+    for name, tensor in tensors:
         if not all_finite(tensor):
             raise UndertowError(f"{target}: {name} is not finite; no checkpoint is written, earlier ones are intact")
-    return Snapshot(model.config, compute_dtype(model), _copied(weights), _copied(moments), progress)
 
 
 def write_files(snapshot: Snapshot, directory: Path, tokenizer: Tokenizer | None) -> None:
@@ -51,10 +58,22 @@ def write_files(snapshot: Snapshot, directory: Path, tokenizer: Tokenizer | None
     weights = snapshot.weights.items()
     write_shards(directory, [Entry(n, t.numel() * t.element_size(), lambda t=t: t) for n, t in weights])
     write_tensors(directory / OPTIMIZER, snapshot.optimizer)
-    shape = json.dumps(undertow_config(snapshot.config), indent=2) + "\n"
+    names = sorted(snapshot.optimizer)
+    write_documents(directory, snapshot.config, snapshot.dtype, names, snapshot.progress, tokenizer)
+
+
+def write_documents(
+    directory: Path,
+    config: ModelConfig,
+    dtype: str,
+    optimizer: list[str],
+    progress: Progress,
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Write what a checkpoint holds beside tensors; all of `directory` is on disk when this returns."""
+    shape = json.dumps(undertow_config(config), indent=2) + "\n"
     (directory / "config.json").write_text(shape, "utf-8")
-    held = Held(snapshot.dtype, sorted(snapshot.optimizer))
-    (directory / PROGRESS).write_text(progress_text(snapshot.progress, held), "utf-8")
+    (directory / PROGRESS).write_text(progress_text(progress, Held(dtype, optimizer)), "utf-8")
     if tokenizer is not None:
         tokenizer.save(directory)
     for file in (*directory.iterdir(), directory):
@@ -63,8 +82,9 @@ def write_files(snapshot: Snapshot, directory: Path, tokenizer: Tokenizer | None
 
 def compute_dtype(model: Transformer) -> str:
     """The type of a model's weights outside the float32 islands, as configurations spell it."""
-    return str(model.embed.weight.dtype).removeprefix("torch.")
+    return str(model.dtype).removeprefix("torch.")
 
 
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copied(tensors: dict[_K, Tensor]) -> dict[_K, Tensor]:
+    """Copies in host memory."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -6,19 +6,24 @@ weights. Nothing in it is pickled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from undertow.checkpoint.agreement import Agreement
 from undertow.checkpoint.folder import checkpoint_path, latest_checkpoint, publish
+from undertow.checkpoint.joint import Joint
 from undertow.checkpoint.optimizer_state import read_optimizer
 from undertow.checkpoint.progress import PROGRESS, Progress, read_progress
-from undertow.checkpoint.reading import read_tensors
-from undertow.checkpoint.snapshot import OPTIMIZER, compute_dtype, take_snapshot
+from undertow.checkpoint.reading import read_shares
+from undertow.checkpoint.shares import weight_shares
+from undertow.checkpoint.snapshot import compute_dtype, take_snapshot
 from undertow.config.errors import InputError
 from undertow.config.model_json import read_config, undertow_config
 from undertow.data.tokenizer import Tokenizer
 from undertow.model.transformer import Transformer
+from undertow.parallel.mesh import Mesh
 
 __all__ = ["Progress", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -29,35 +34,69 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     tokenizer: Tokenizer | None = None,
+    mesh: Mesh | None = None,
 ) -> Path:
     """Write `folder/step-N`, make it the latest and return its path, all before this returns.
 
-    Raises `UndertowError` if writing fails or a number in it is not finite; what was there is then untouched.
-    `undertow.checkpoint.writer` does the same beside the training.
+    With `mesh` every rank calls it, with its part of the model; `folder` is one that all of them see. Raises
+    `UndertowError`, then on all of them, if writing fails or a number in it is not finite; what was there is then
+    untouched. `undertow.checkpoint.writer` does the same beside the training.
     """
-    snapshot = take_snapshot(model, optimizer, progress, checkpoint_path(folder, progress.step))
-    return publish(folder, snapshot, tokenizer)
+    if mesh is None:
+        snapshot = take_snapshot(model, optimizer, progress, checkpoint_path(folder, progress.step))
+        return publish(folder, snapshot, tokenizer)
+    joint = Joint(mesh)
+    try:
+        return joint.publish(folder, joint.take(model, optimizer, progress, folder), tokenizer)
+    finally:
+        joint.close()
 
 
-def load_checkpoint(path: Path, model: Transformer, optimizer: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(
+    path: Path, model: Transformer, optimizer: torch.optim.Optimizer, mesh: Mesh | None = None
+) -> Progress:
     """Fill `model` and `optimizer` from a checkpoint, restore torch's random state, and return how far the run was.
 
-    A parameter without optimizer state, because it never had a gradient, comes back without. Raises `InputError` for
-    another model's checkpoint, naming the first field that differs, and for a damaged one.
+    With `mesh` every rank calls it and reads what it holds; the checkpoint may be of any other layout, or of one
+    process. A parameter without optimizer state, because it never had a gradient, comes back without. Raises
+    `InputError`, then on all of them, for another model's checkpoint, naming the first field that differs, and for a
+    damaged one.
     """
+    if mesh is None:
+        progress, restore = _read(path, model, optimizer, None)
+        restore()
+        return progress
+    found: list[tuple[Progress, Callable[[], None]]] = []
+    with Agreement() as agreement:
+        agreement.together(lambda: found.append(_read(path, model, optimizer, mesh)))
+        progress, restore = found[0]
+        restore()
+        return progress
+
+
+def _read(
+    path: Path, model: Transformer, optimizer: torch.optim.Optimizer, mesh: Mesh | None
+) -> tuple[Progress, Callable[[], None]]:
+    """How far the run was, and what fills model, optimizer and random state; nothing is changed before."""
     _refuse_foreign(path, model)
     progress, held = read_progress(path / PROGRESS)
-    current = model.state_dict()
-    device, dtype = current["embed.weight"].device, compute_dtype(model)
+    dtype = compute_dtype(model)
     if held.dtype != dtype:
         raise InputError(
             f"{path}: a checkpoint of a run in {held.dtype}, this run is in {dtype}; resume with "
             f"numerics.dtype={held.dtype}, or give the run another directory with out=DIR"
         )
-    state = read_tensors(path, model.config, {name: tensor.dtype for name, tensor in current.items()}, device)
-    model.load_state_dict(state, strict=True)
-    read_optimizer(path / OPTIMIZER, model, optimizer, held.optimizer)
-    return progress
+    shares = weight_shares(model, mesh)
+    state = read_shares(path, model.config, shares)
+    restore_optimizer = read_optimizer(path, model, optimizer, held.optimizer, shares, mesh)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, share in shares.items():
+                share.tensor.copy_(state[name])
+        restore_optimizer()
+
+    return progress, restore
 
 
 def _refuse_foreign(path: Path, model: Transformer) -> None:

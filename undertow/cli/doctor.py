@@ -1,16 +1,18 @@
-"""`undertow doctor`: what this machine is, which backend each operator will use, and why the others were refused."""
+"""`undertow doctor`: what this machine is, how it reaches others, which backend each operator will use, and why."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import textwrap
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undertow.cli.machine import devices, versions
+from undertow.cli.machine import collectives, devices, versions
 
 if TYPE_CHECKING:
     from undertow.ops.registry import Choice
@@ -27,25 +29,50 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of tables. Default: off.")
     ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A.json B.json",
+            show_default=False,
+            help="Tell what differs between two nodes, by what --json printed on each; code 1 if anything does.",
+        ),
+    ] = None,
 ) -> None:
-    """Show versions, devices and FP8 dialects, and for each operator its backend and why the others were refused."""
-    facts = examine()
+    """Show versions, devices and FP8 dialects, network, RDMA and the variables of NCCL that follow, and for each
+    operator its backend and why the others were refused."""
+    if compare:
+        _compare(compare, as_json)
+        return
+    from undertow.launch.preflight.examine import preflight
+
+    facts = examine() | {"preflight": preflight(os.environ)}
     print(json.dumps(facts, indent=2) if as_json else _tables(facts))
 
 
 def examine() -> dict[str, Any]:
-    """The facts that `doctor --json` prints: `versions`, `system`, `devices` and, for each device type, `ops`."""
+    """What `doctor --json` prints besides `preflight`: `versions`, `system`, `devices` and, for each device type,
+    `ops`."""
     import torch
 
     found = devices()
     kinds = {device.device.split(":")[0]: device.device for device in reversed(found)}
     return {
-        "versions": {"undertow": _own_version(), **versions()},
+        "versions": {"undertow": _own_version(), **versions(), **collectives()},
         "system": f"{platform.system()} {platform.machine()}",
         "torch_built_for": _built_for(torch),
         "devices": [asdict(device) for device in found],
         "ops": {kind: _choices(torch.device(name)) for kind, name in sorted(kinds.items())},
     }
+
+
+def _compare(files: tuple[Path, Path], as_json: bool) -> None:
+    from undertow.launch.preflight.compare import differences, read_facts
+
+    first, second = map(read_facts, files)
+    found = differences(first, second, (str(files[0]), str(files[1])))
+    print(json.dumps(found, indent=2) if as_json else "\n".join(found or ["nothing that matters differs"]))
+    if found:
+        raise typer.Exit(1)
 
 
 def _own_version() -> str:
@@ -71,6 +98,8 @@ def _choices(device: Any) -> list[dict[str, Any]]:
 
 
 def _tables(facts: dict[str, Any]) -> str:
+    from undertow.launch.preflight.text import preflight_text
+
     lines = [*_columns([[name, version] for name, version in facts["versions"].items()])]
     lines += ["", f"system {facts['system']}; torch built for {facts['torch_built_for']}", ""]
     rows = [["device", "architecture", "memory GiB", "FP8", "name"]]
@@ -78,7 +107,7 @@ def _tables(facts: dict[str, Any]) -> str:
         memory = device["memory_bytes"]
         size = "unknown" if memory is None else f"{memory / 2**30:.1f}"
         rows.append([device["device"], device["architecture"], size, device["fp8_dialect"], device["name"]])
-    lines += _columns(rows)
+    lines += [*_columns(rows), "", *preflight_text(facts["preflight"], _columns, _WIDTH)]
     for kind, choices in facts["ops"].items():
         rows = [[f"op on {kind}", "backend", "key of a recipe"]]
         rows += [[choice["op"], choice["chosen"], choice["key"]] for choice in choices]

@@ -32,6 +32,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def collectives() -> dict[str, str]:
+    """Version of the library that GPUs exchange by, `nccl` or `rccl`, empty for a torch without one."""
+    import torch
+    import torch.distributed as dist
+    from torch.cuda import nccl
+
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return {}
+    return {"rccl" if torch.version.hip else "nccl": ".".join(map(str, nccl.version()))}
+
+
 def fp8_dialect(architecture: str) -> str:
     """Which E4M3 a chip's matrix units read, "ocp" or "fnuz", or "none"."""
     from undertow.quant.dialect import native_dialect

@@ -14,7 +14,8 @@ class Geometry:
 
     Dense weights live on `tensor` x `pipeline` ranks and are repeated over `context` x `data` of them. The ranks of one
     stage, `tensor` x `context` x `data`, are also those over which experts are dealt out: `expert` of them hold all,
-    and `expert_data` such groups repeat them. An expert is whole on its rank.
+    and `expert_data` such groups repeat them. An expert is whole on its rank. `shard` of the data-parallel ranks hold
+    dense weights in parts; 0 stands for all of them.
     """
 
     tensor: int = 1
@@ -22,6 +23,7 @@ class Geometry:
     expert: int = 1
     context: int = 1
     data: int = 1
+    shard: int = 0
 
     @property
     def gpus(self) -> int:
@@ -44,6 +46,16 @@ class Geometry:
         return self.stage_ranks // self.expert
 
     @property
+    def dense_parts(self) -> int:
+        """Ranks among which a dense weight is divided, where ranks share weights out."""
+        return self.context * (self.shard or self.data)
+
+    @property
+    def expert_parts(self) -> int:
+        """Ranks among which the experts of a rank are divided, where ranks share weights out."""
+        return 1 if self.shard == 1 else self.expert_data
+
+    @property
     def sequence_ranks(self) -> int:
         """Ranks that share the tokens of one sequence outside attention: tensor parallelism splits them there."""
         return self.tensor * self.context
@@ -53,7 +65,9 @@ class Geometry:
         return rank // self.stage_ranks
 
 
-def build_geometry(gpus: int, *, tensor: int = 1, pipeline: int = 1, expert: int = 1, context: int = 1) -> Geometry:
+def build_geometry(
+    gpus: int, *, tensor: int = 1, pipeline: int = 1, expert: int = 1, context: int = 1, shard: int | None = None
+) -> Geometry:
     """The geometry of so many GPUs; data parallelism takes what the other axes leave.
 
     Raises `ConfigError` in one sentence for widths that do not divide the GPUs.
@@ -73,7 +87,13 @@ def build_geometry(gpus: int, *, tensor: int = 1, pipeline: int = 1, expert: int
             f"expert {expert} does not divide the {stage} ranks of a stage ({gpus} GPUs / pipeline {pipeline}), over "
             "which experts are dealt out"
         )
-    return Geometry(tensor, pipeline, expert, context, gpus // taken)
+    data = gpus // taken
+    if shard is not None and (shard < 1 or data % shard):
+        raise ConfigError(
+            f"shard {shard} does not divide the {data} data-parallel ranks; allowed: "
+            f"{', '.join(str(n) for n in range(1, data + 1) if data % n == 0)}"
+        )
+    return Geometry(tensor, pipeline, expert, context, data, shard or 0)
 
 
 def check_model(config: ModelConfig, geometry: Geometry) -> None:

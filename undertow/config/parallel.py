@@ -10,6 +10,8 @@ from undertow.config.scalars import told
 from undertow.config.section import Section
 
 WIDEST = 10**6  # more ranks than any axis has
+UNBUILT_AXES: tuple[str, ...] = ("tensor", "context")
+"""Axes that can be planned and not yet run."""
 
 LayoutItem = Literal["embedding", "decoder", "mtp", "loss"]
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zbv"]
@@ -40,6 +42,13 @@ class ParallelConfig(Section):
     pipeline: int = Field(1, ge=1, le=WIDEST, description="ranks that share the layers, one after the other")
     expert: int = Field(1, ge=1, le=WIDEST, description="ranks of a stage that share the experts")
     context: int = Field(1, ge=1, le=WIDEST, description="ranks that share each sequence")
+    shard: int | None = Field(
+        None,
+        ge=1,
+        le=WIDEST,
+        description="data-parallel ranks that hold weights and optimizer state in parts; null is all of them, and with "
+        "1 each holds them whole",
+    )
     layout: Annotated[str | list[list[LayoutItem]] | None, BeforeValidator(_layout)] = Field(
         None,
         description="what is on each pipeline stage, as 'Et*10|t*12|t*12|t*9mL' or as lists of embedding, decoder, mtp "
@@ -47,4 +56,11 @@ class ParallelConfig(Section):
     )
     schedule: Schedule = Field(
         "1f1b", description="order of forward and backward passes over the stages: 1f1b, interleaved, zb-h1 or zbv"
+    )
+    timeout: float = Field(
+        300.0,
+        gt=0,
+        le=86400,
+        description="seconds for which a rank may give no sign of life, or all ranks together not move, before the run "
+        "ends and names who held it up",
     )

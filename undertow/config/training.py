@@ -84,6 +84,10 @@ class TrainConfig(Section):
         description="optimizer state of bfloat16 weights: fp32 main weights and moments, or bf16 moments and the 16 "
         "bits that a weight lacks (with weight and gradient 10 bytes a parameter of AdamW, 8 of Muon)",
     )
+    offload_optimizer: bool = Field(
+        False,
+        description="keep optimizer state in memory of the host, from which it passes through the GPU in every step",
+    )
     learning_rate: float = Field(3e-3, gt=0, le=LARGE, description="peak learning rate, after warm-up")
     min_learning_rate: float = Field(3e-4, ge=0, le=LARGE, description="learning rate at the last step")
     warmup_steps: int = Field(20, ge=0, le=MANY, description="steps of linear rise from zero to the peak")

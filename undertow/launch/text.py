@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from undertow.config.dump import to_json, to_yaml
+from undertow.config.parallel import UNBUILT_AXES
 from undertow.launch.prepare import Launch
 
-ONE_PROCESS = "parallel training is not built yet: this version trains in one process on one GPU"
 PUBLISHED = "32xMI355X, 256 sequences of 4,096 tokens a step"
 
 
@@ -35,7 +35,9 @@ def launch_text(launch: Launch, slurm: bool) -> str:
 def missing(launch: Launch) -> tuple[str, ...]:
     """What of this launch cannot run in this version, a sentence each."""
     families = (f"optimizations.{name}: it needs {needs}" for name, needs in launch.unbuilt.items())
-    wide = () if launch.machines.gpus == 1 else (f"{launch.machines.gpus:,} processes: {ONE_PROCESS}",)
+    parallel = launch.resolved.config.parallel
+    axes = ((axis, getattr(parallel, axis)) for axis in UNBUILT_AXES)
+    wide = (f"parallel.{axis} is {width}: this version trains without that axis" for axis, width in axes if width > 1)
     return (*families, *wide)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -24,27 +27,35 @@ def hash_table(vocabulary: int, experts: int, k: int, generator: torch.Generator
     return permutations[:, : rows_each * k].reshape(-1, k)[:vocabulary].contiguous()
 
 
-@torch.no_grad()
-def initialise(model: Transformer, seed: int) -> None:
-    """Fill every parameter and buffer of `model` from `seed`; the values do not depend on device or type."""
+def fresh_values(model: Transformer, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer of a fresh model by name, one whole tensor at a time, in float32 or int64 on the CPU.
+
+    `model` gives names and shapes alone and may be on the meta device; the values do not depend on its type.
+    """
     config = model.config
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         if name.endswith("norm.weight") or leaf == "scale":
-            parameter.fill_(1.0)
+            yield name, torch.ones(parameter.shape, dtype=torch.float32)
         elif leaf in ("base", "ape", "attn_sink"):
-            parameter.zero_()
+            yield name, torch.zeros(parameter.shape, dtype=torch.float32)
         else:
-            values = torch.empty(parameter.shape, dtype=torch.float32).normal_(
-                0.0, config.initializer_range, generator=generator
-            )
-            parameter.copy_(values)
+            values = torch.empty(parameter.shape, dtype=torch.float32)
+            yield name, values.normal_(0.0, config.initializer_range, generator=generator)
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
-            buffer.copy_(hash_table(config.vocab_size, config.n_routed_experts, config.num_experts_per_tok, generator))
+            yield name, hash_table(config.vocab_size, config.n_routed_experts, config.num_experts_per_tok, generator)
         else:
-            buffer.zero_()
+            yield name, torch.zeros(buffer.shape, dtype=torch.float32)
+
+
+@torch.no_grad()
+def initialise(model: Transformer, seed: int) -> None:
+    """Fill every parameter and buffer of `model` from `seed`; the values do not depend on device or type."""
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    for name, values in fresh_values(model, seed):
+        tensors[name].copy_(values)
 
 
 def build_model(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,8 @@ class Experts(nn.Module):
         """The same experts, with their module run by `again`."""
         if again is kept:
             return self
-        experts = copy(self)
+        experts = object.__new__(type(self))  # FSDP2 makes `copy` construct another one
+        experts.__dict__.update(self.__dict__)
         experts._again = again
         return experts
 

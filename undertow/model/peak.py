@@ -63,12 +63,14 @@ class Peak:
 
 @dataclass(frozen=True)
 class State:
-    """What is kept per parameter. `accumulates`: gradients live through several forward passes (micro-batches)."""
+    """What is kept per parameter. `accumulates`: gradients live through several forward passes (micro-batches).
+    `offloaded`: optimizer state lies in the memory of the host."""
 
     dtype: Dtype
     optimizer: Literal["muon", "adamw"] = "muon"
     profile: Literal["fp32", "bf16"] = "fp32"
     accumulates: bool = False
+    offloaded: bool = False
 
     @property
     def _low(self) -> bool:
@@ -90,6 +92,15 @@ class State:
         narrow = self._low and self.profile == "bf16"
         beside = (2 if narrow else 4) * p.low if self._low else 0
         return low * (2 if narrow else 4) + high * 4 + beside
+
+
+def _state_on_gpu(state: State, learning: Parameters) -> int:
+    """Bytes of optimizer state: all, or of two batches that pass through at once (undertow.optim.host)."""
+    everything = state.optimizer_state(learning)
+    if not state.offloaded:
+        return everything
+    batch = 1 << (26 if state.optimizer == "muon" else 24)
+    return min(everything, 2 * state.optimizer_state(Parameters(batch, 0, batch, 0, batch)))
 
 
 class _Moment(NamedTuple):
@@ -272,7 +283,7 @@ def peak_bytes(
     parts = (
         Part("weights", state.weights(all_parameters(config)), "measured"),
         Part("buffers", buffer_bytes(config), "measured"),
-        Part("optimizer state", state.optimizer_state(learning), "measured"),
+        Part("optimizer state", _state_on_gpu(state, learning) if gpu else state.optimizer_state(learning), "measured"),
         Part("gradients", top.gradients, "measured" if top is update or state.accumulates else "estimated"),
         Part("saved for backward", top.saved, "measured" if top.saved == whole else "estimated"),
         Part("held beside", held_beside(p, o), "estimated"),

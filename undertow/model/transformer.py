@@ -20,6 +20,7 @@ from undertow.model.hyper import HyperHead
 from undertow.model.layers import FLOAT32_PARAMETERS, RMSNorm
 from undertow.model.modules import MODULES, WITHIN_MOE, Again, modules_of
 from undertow.model.mtp import MTPBlock
+from undertow.model.part import Part
 from undertow.model.recompute import recomputed
 from undertow.model.remake import remaking
 from undertow.model.router import Routing
@@ -85,8 +86,14 @@ class Transformer(nn.Module):
     """One module tree for training, rollout and serving; they differ by cache and operator table only.
 
     Parameters are left uninitialised (`build_model` and `load_model` fill them); `dtype` leaves the float32 islands
-    alone. Everything below `forward` works on flat tokens `[T]` of documents described by `Segments`.
+    alone. Everything below `forward` works on flat tokens `[T]` of documents described by `Segments`. With a `part` it
+    holds that part of the modules alone, under the names that they have in the whole model; `through` runs its layers.
     """
+
+    embed: Table
+    hc_head: HyperHead
+    norm: RMSNorm
+    head: Table
 
     def __init__(
         self,
@@ -94,11 +101,12 @@ class Transformer(nn.Module):
         ops: Ops | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        part: Part | None = None,
     ):
         super().__init__()
         device = torch.device(device or "cpu")
         with torch.device("meta"):
-            self._construct(config, ops or Ops(device=device))
+            self._construct(config, ops or Ops(device=device), part or Part.whole(config))
         for name, parameter in self.named_parameters():
             island = name.rpartition(".")[2] in FLOAT32_PARAMETERS
             parameter.data = parameter.data.to(torch.float32 if island else dtype or torch.get_default_dtype())
@@ -107,14 +115,31 @@ class Transformer(nn.Module):
             for buffer in self.buffers():
                 buffer.zero_()
 
-    def _construct(self, config: ModelConfig, ops: Ops) -> None:
-        self.config, self.ops = config, ops
-        self.embed = Table(config)
-        self.layers = nn.ModuleList(Block(config, layer, ops) for layer in range(config.num_hidden_layers))
-        self.hc_head = HyperHead(config, ops)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.head = Table(config)
-        self.mtp = nn.ModuleList(MTPBlock(config, index, ops) for index in range(config.num_nextn_predict_layers))
+    def _construct(self, config: ModelConfig, ops: Ops, part: Part) -> None:
+        self.config, self.ops, self.part = config, ops, part
+        if part.embedding or part.mtp:
+            self.embed = Table(config)
+        self.layers = nn.ModuleList()
+        for layer in part.layers:
+            self.layers.add_module(str(layer), Block(config, layer, ops))
+        if part.head:
+            self.hc_head = HyperHead(config, ops)
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        if part.head or part.mtp:
+            self.head = Table(config)
+        blocks = config.num_nextn_predict_layers if part.mtp else 0
+        self.mtp = nn.ModuleList(MTPBlock(config, index, ops) for index in range(blocks))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of its matrices and streams, beside which some parameters are float32."""
+        named = self.named_parameters()
+        return next(p.dtype for name, p in named if name.rpartition(".")[2] not in FLOAT32_PARAMETERS)
 
     def new_cache(self, sequences: int) -> ContiguousCache:
         """An empty cache for that many documents."""
@@ -167,37 +192,60 @@ class Transformer(nn.Module):
         choices of experts and entries, and pairs of a layer and a module that does so. Raises `InputError` for too long
         a document, and for `recompute` with a cache, of a layer or module that is not there, or of one twice.
         """
+        context = self.context(ids, segments, indexing)
+        self.check_recompute(recompute, cache)
+        if cache is not None:
+            cache.begin(segments, "trunk")
+        trunk = self.through(self.part.layers, self.embedded(ids), context, cache, replay, recompute)
+        if cache is not None:
+            cache.advance(segments, "trunk")
+        return trunk
+
+    def context(self, ids: Tensor, segments: Segments, indexing: Indexing | None = None) -> Context:
+        """What layers share in one pass over `ids [T]`. Raises `InputError` for too long a document."""
         longest = max((p + n for p, n in zip(segments.past, segments.new, strict=True)), default=0)
         if longest > self.config.max_position_embeddings:
             raise InputError(
                 f"a document of {longest} tokens exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}: shorten it"
             )
-        self._check_recompute(recompute, cache)
-        if cache is not None:
-            cache.begin(segments, "trunk")
-        context = Context(self.config, ids, segments, indexing)
-        streams = F.embedding(ids, self.embed.weight)[:, None].expand(-1, self.config.hc_mult, -1)
+        return Context(self.config, ids, segments, indexing)
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """`ids [T]` -> the streams that the first layer reads `[T, n, d]`, all the same."""
+        return F.embedding(ids, self.embed.weight)[:, None].expand(-1, self.config.hc_mult, -1)
+
+    def through(
+        self,
+        layers: Sequence[int],
+        streams: Tensor,
+        context: Context,
+        cache: Cache | None = None,
+        replay: Sequence[Tensor] | None = None,
+        recompute: Collection[Again] = (),
+    ) -> Trunk:
+        """Some layers, by their numbers in the model, one after the other on `streams [T, n, d]`; see `trunk`."""
         trunk = Trunk(streams, [], [], [])
-        for index, block in enumerate(self.layers):
+        for index in layers:
+            block = self.layers.get_submodule(str(index))
             layer_cache = NoCache() if cache is None else cache.layer(index)
             run = partial(block, context=context, cache=layer_cache, replay=None if replay is None else replay[index])
             again = index in recompute and torch.is_grad_enabled()
             with remaking(modules_of(recompute, index)) as modules:
                 whole = partial(recomputed, run) if again else partial(run, again=modules)
                 trunk = trunk.after(whole(trunk.streams))
-        if cache is not None:
-            cache.advance(segments, "trunk")
         return trunk
 
-    def _check_recompute(self, recompute: Collection[Again], cache: Cache | None) -> None:
+    def check_recompute(self, recompute: Collection[Again], cache: Cache | None = None) -> None:
+        """Raises `InputError` for what `trunk` cannot recompute."""
         pairs = [each for each in recompute if isinstance(each, tuple)]
         layers = sorted({each if isinstance(each, int) else each[0] for each in recompute})
         if recompute and cache is not None:
             raise InputError(f"recompute of layers {layers} with a cache: training has none; leave out either")
         for layer in layers:
-            if not 0 <= layer < len(self.layers):
-                raise InputError(f"recompute names layer {layer}: the trunk has layers 0 to {len(self.layers) - 1}")
+            if not 0 <= layer < self.config.num_hidden_layers:
+                last = self.config.num_hidden_layers - 1
+                raise InputError(f"recompute names layer {layer}: the trunk has layers 0 to {last}")
         for layer, module in pairs:
             if module not in MODULES:
                 raise InputError(f"recompute names module '{module}' of layer {layer}: known are {', '.join(MODULES)}")

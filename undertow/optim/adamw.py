@@ -8,6 +8,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from undertow.ops.reference.precision import wide
+from undertow.optim.host import BESIDE, Keeper, through
 from undertow.optim.kernels import available
 from undertow.optim.master import read_master, write_master
 from undertow.optim.part import Part, batches, gather, scatter, workspace
@@ -16,23 +17,38 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adamw_step(
-    parts: list[Part], step: int, *, lr: float, betas: tuple[float, float], epsilon: float, weight_decay: float
+    parts: list[Part],
+    step: int,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    keeper: Keeper = BESIDE,
 ) -> None:
     """The `step`-th update, counted from 1, of parts of one type and device.
 
     `w <- w (1 - lr weight_decay) - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)` with the moments
     `exp_avg` m and `exp_avg_sq` v, computed in float32 (float64 for float64 parameters) and rounded to the state's
-    types at the end.
+    types at the end. State on the host, by `keeper`, passes through a batch at a time.
     """
-    if not parts[0].state.keys() - set(MOMENTS):  # nothing beside the weights: all in place
-        _update(parts, step, lr, betas, epsilon, weight_decay)
-        return
     rule = {"lr": lr, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay}
+    if keeper is BESIDE:
+        _step(parts, step, rule)
+        return
+    for batch in through(batches([piece for part in parts for piece in _pieces(part)]), keeper):
+        _step(batch, step, rule)
+
+
+def _step(parts: list[Part], step: int, rule: dict[str, Any]) -> None:
+    if not parts[0].state.keys() - set(MOMENTS):  # nothing beside the weights: all in place
+        _update(parts, step, **rule)
+        return
     if available(parts[0].weight.device) and _by_kernel(parts, step, rule):
         return
     for batch in batches([piece for part in parts for piece in _pieces(part)]):
         whole = gather(batch)
-        _update([whole], step, lr, betas, epsilon, weight_decay)
+        _update([whole], step, **rule)
         scatter(whole, batch)
 
 

@@ -11,6 +11,7 @@ from undertow.model.packed import refuse_packed
 from undertow.model.transformer import Transformer
 from undertow.optim.groups import everything, split
 from undertow.optim.optimizer import MuonAdamW, Profile
+from undertow.parallel.mesh import Mesh
 
 # Rounding to bfloat16 can undo a step that forgets less than 2^-8 of a moment; twice that is safe.
 LONGEST_BF16_MEMORY = 1 - 2**-7
@@ -29,13 +30,14 @@ class OptimizerSettings(Protocol):
     momentum: float
     muon_split_heads: bool
     muon_dtype: Literal["auto", "float32", "bfloat16"]
+    offload_optimizer: bool
 
 
-def build_optimizer(model: Transformer, settings: OptimizerSettings) -> MuonAdamW:
-    """The optimizer that the settings name. Raises `ConfigError` for a state profile that does not suit the model, and
-    `InputError` for a model that holds matrices as codes.
+def build_optimizer(model: Transformer, settings: OptimizerSettings, mesh: Mesh | None = None) -> MuonAdamW:
+    """The optimizer that the settings name, for what this rank holds of a model shared out over `mesh`.
 
-    Router biases and hash tables are buffers and stay outside.
+    Router biases and hash tables are buffers and stay outside. Raises `ConfigError` for a state profile that does not
+    suit the model, and `InputError` for a model that holds matrices as codes.
     """
     refuse_packed(model, "no optimizer")
     groups = split(model, settings.muon_split_heads) if settings.optimizer == "muon" else everything(model)
@@ -50,6 +52,8 @@ def build_optimizer(model: Transformer, settings: OptimizerSettings) -> MuonAdam
         momentum=settings.momentum,
         profile=settings.state_profile,
         muon_dtype=None if settings.muon_dtype == "auto" else getattr(torch, settings.muon_dtype),
+        shard=None if mesh is None else mesh.group("shard"),
+        offload=settings.offload_optimizer,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from undertow.ops.reference.precision import wide
+from undertow.optim.host import BESIDE, Keeper, through
 from undertow.optim.kernels import available
 from undertow.optim.master import read_master, write_master
 from undertow.optim.orthogonal import SMALLEST_NORM, iterate, orthogonalise
@@ -27,12 +28,14 @@ def muon_step(
     momentum: float,
     weight_decay: float,
     dtype: torch.dtype | None = None,
+    keeper: Keeper = BESIDE,
 ) -> None:
     """Update every part: `[a, b]`, or `[E, a, b]` for `E` experts, with the heights of its matrices along `a`.
 
     `M <- momentum M + G`, `O = orthogonalise(momentum M + G)`, `W <- W (1 - lr weight_decay) - lr 0.18 sqrt(max(a, b))
     O` for each matrix `[a, b]` by itself. Matrices of one shape, or its transpose, are iterated on together. `dtype`
-    is the iteration's; None takes bfloat16 on a GPU and elsewhere float32, or the weights' own wider type.
+    is the iteration's; None takes bfloat16 on a GPU and elsewhere float32, or the weights' own wider type. State on
+    the host, by `keeper`, passes through a batch at a time.
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Part]] = defaultdict(list)
     served: list[Part] = []
@@ -44,12 +47,12 @@ def muon_step(
         for piece in _cut(stack if rows <= width else stack.cut(lambda t: t.mT)):
             alike[piece.weight.shape[1:], piece.weight.dtype, piece.weight.device].append(piece)
     for pieces in alike.values():
-        for batch in batches(pieces):
+        for batch in through(batches(pieces), keeper):
             whole = gather(batch)
             _update(whole, lr, momentum, weight_decay, dtype)
             scatter(whole, batch)
     if served:
-        _update_in_place(served, lr, momentum, weight_decay, dtype)
+        _update_in_place(served, lr, momentum, weight_decay, dtype, keeper)
 
 
 def _stacks(part: Part, heights: tuple[int, ...]) -> list[Part]:
@@ -68,7 +71,8 @@ def _cut(stack: Part, times: int = 1) -> list[Part]:
     return [stack.cut(lambda t, i=i: t[i : i + many]) for i in range(0, len(stack.weight), many)]
 
 
-def _behind(part: Part) -> Tensor | None:
+def beside(part: Part) -> Tensor | None:
+    """What a bfloat16 weight has beside it: its float32 form, or the int16 that it lacks."""
     return part.state.get("master", part.state.get("remainder"))
 
 
@@ -78,23 +82,23 @@ def _served(stack: Part) -> bool:
         return False
     from undertow.ops.triton.optimizer.momentum import refusal
 
-    return refusal(stack.grad, stack.state[MOMENTUM], stack.weight, _behind(stack)) is None
+    return refusal(stack.grad, stack.state[MOMENTUM], stack.weight, beside(stack)) is None
 
 
 def _update_in_place(
-    stacks: list[Part], lr: float, momentum: float, weight_decay: float, dtype: torch.dtype | None
+    stacks: list[Part], lr: float, momentum: float, weight_decay: float, dtype: torch.dtype | None, keeper: Keeper
 ) -> None:
     """The update by kernels that read and write gradients, state and weights where they lie."""
     from undertow.ops.triton.optimizer.momentum import Matrices
 
     alike: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
     for stack in stacks:
-        behind = _behind(stack)
+        behind = beside(stack)
         types = stack.grad.dtype, stack.weight.dtype, behind is not None and behind.dtype
         alike[stack.weight.shape[1:], *types, stack.weight.device] += _cut(stack, IN_PLACE)
     for pieces in alike.values():
-        for batch in batches(pieces, IN_PLACE):
-            behind = [held for part in batch if (held := _behind(part)) is not None]
+        for batch in through(batches(pieces, IN_PLACE), keeper):
+            behind = [held for part in batch if (held := beside(part)) is not None]
             matrices = Matrices(
                 [part.grad for part in batch],
                 [part.state[MOMENTUM] for part in batch],
@@ -108,11 +112,28 @@ def _update_in_place(
 
 
 def _update(part: Part, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype | None) -> None:
-    gradient, buffer, master = wide(part.grad), wide(part.state[MOMENTUM]), read_master(part)
+    direction = advance(part, momentum)
+    update = orthogonalise(direction, dtype or iteration_type(direction))
+    apply(part, update, lr * UPDATE_RMS * math.sqrt(update.shape[-1]), 1 - lr * weight_decay)
+
+
+def iteration_type(like: Tensor) -> torch.dtype:
+    """The iteration's type where the settings name none: bfloat16 on a GPU, elsewhere that of `like`."""
+    return torch.bfloat16 if like.is_cuda else like.dtype
+
+
+def advance(part: Part, momentum: float) -> Tensor:
+    """Bring the momentum of a part up to date; return the direction that is to be orthogonalised, at least float32."""
+    gradient, buffer = wide(part.grad), wide(part.state[MOMENTUM])
     buffer.mul_(momentum).add_(gradient)
     direction = gradient.add(buffer, alpha=momentum)
     if buffer is not part.state[MOMENTUM]:
         part.state[MOMENTUM].copy_(buffer)
-    update = orthogonalise(direction, dtype or (torch.bfloat16 if direction.is_cuda else direction.dtype))
-    master.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * UPDATE_RMS * math.sqrt(update.shape[-1]))
+    return direction
+
+
+def apply(part: Part, update: Tensor, rate: float, decay: float) -> None:
+    """Bring the weights of a part to `w decay - rate update`."""
+    master = read_master(part)
+    master.mul_(decay).add_(update, alpha=-rate)
     write_master(part, master)

@@ -17,6 +17,8 @@ from undertow.config.errors import ConfigError
 from undertow.config.geometry import Geometry, build_geometry, check_model
 from undertow.config.model import ModelConfig
 from undertow.config.parallel import ParallelConfig
+from undertow.model.part import Part
+from undertow.parallel.pipeline.stages import Stages, build_stages
 
 DENSE_AXES: tuple[str, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 """Of dense weights: `shard` ranks hold them in parts, `replicate` such groups hold the same. Both divide the data."""
@@ -44,6 +46,10 @@ class Axes:
         g = self.geometry
         return g.pipeline, g.expert_data, g.expert
 
+    def __str__(self) -> str:
+        told = [*zip(DENSE_AXES, self.dense, strict=True), *zip(EXPERT_AXES[1:], self.experts[1:], strict=True)]
+        return ", ".join(f"{axis} {width}" for axis, width in told if width > 1 and axis != "expert_data")
+
     def width(self, axis: str) -> int:
         """Ranks on an axis."""
         return dict(zip(DENSE_AXES + EXPERT_AXES, self.dense + self.experts, strict=True))[axis]
@@ -62,9 +68,9 @@ def build_axes(
 ) -> Axes:
     """Axes of `parallel` over so many `ranks`; data parallelism takes what the others leave.
 
-    `shard` of the data-parallel ranks hold dense weights in parts, by default all; 1 repeats the weights. Raises
-    `ConfigError` for widths that do not divide the ranks, that `model` cannot be shared out over, or of an axis that is
-    not built.
+    `shard` of the data-parallel ranks hold dense weights in parts, by default `parallel.shard`, or else all; 1 repeats
+    the weights. Raises `ConfigError` for widths that do not divide the ranks, or that `model` cannot be shared out
+    over.
     """
     geometry = build_geometry(
         ranks,
@@ -72,16 +78,12 @@ def build_axes(
         pipeline=parallel.pipeline,
         expert=parallel.expert,
         context=parallel.context,
+        shard=parallel.shard if shard is None else shard,
     )
     if model is not None:
         check_model(model, geometry)
-    shard = geometry.data if shard is None else shard
-    if shard < 1 or geometry.data % shard:
-        raise ConfigError(
-            f"shard {shard} does not divide the {geometry.data} data-parallel ranks; allowed: "
-            f"{', '.join(str(n) for n in range(1, geometry.data + 1) if geometry.data % n == 0)}"
-        )
-    return Axes(geometry, geometry.data // shard, shard)
+    width = geometry.shard or geometry.data
+    return Axes(geometry, geometry.data // width, width)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Mesh:
     """Axes with the process groups of this rank. Made by `build_mesh`.
 
     `dense` has the axes `DENSE_AXES`, `experts` has `EXPERT_AXES`, both over all ranks. `data` are the ranks of this
-    stage that have other sequences, `replicate` x `shard` of them.
+    stage that have other sequences, `replicate` x `shard` of them. `stages` are those of a pipeline, if there is one.
     """
 
     axes: Axes
@@ -97,6 +99,12 @@ class Mesh:
     dense: DeviceMesh
     experts: DeviceMesh
     data: dist.ProcessGroup
+    stages: Stages | None = None
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the model that this rank holds; None without a pipeline, for all of it."""
+        return None if self.stages is None else self.stages.part(self.place("pipeline"))
 
     def width(self, axis: str) -> int:
         """Ranks on an axis."""
@@ -134,7 +142,8 @@ def build_mesh(
     dense = init_device_mesh(device, axes.dense, mesh_dim_names=DENSE_AXES)
     experts = init_device_mesh(device, axes.experts, mesh_dim_names=EXPERT_AXES)
     data = _data_group(axes)
-    return Mesh(axes, dist.get_rank(), dense, experts, data)
+    stages = build_stages(parallel, model) if axes.width("pipeline") > 1 and model is not None else None
+    return Mesh(axes, dist.get_rank(), dense, experts, data, stages)
 
 
 def _data_group(axes: Axes) -> dist.ProcessGroup:
@@ -143,6 +152,6 @@ def _data_group(axes: Axes) -> dist.ProcessGroup:
     for rank in range(axes.geometry.gpus):
         at = axes.coordinates(rank)
         groups.setdefault(tuple(at[axis] for axis in ("pipeline", "context", "tensor")), []).append(rank)
-    mine = [dist.new_group(ranks) for ranks in groups.values()]
+    mine = [dist.new_group(ranks, group_desc="data") for ranks in groups.values()]
     own = next(i for i, ranks in enumerate(groups.values()) if dist.get_rank() in ranks)
     return cast(dist.ProcessGroup, mine[own])

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from undertow.model.transformer import Transformer
 from undertow.parallel.experts import expert_parameters
+from undertow.parallel.held import held
 from undertow.parallel.mesh import Mesh
 
 
@@ -20,21 +21,24 @@ def gradient_norm(model: Transformer, mesh: Mesh, members: Iterable[nn.Parameter
 
     Every rank must call it with its own parts of the same parameters. Without any gradient it is 0.
     """
-    experts = set(expert_parameters(model))
-    parts, routed, repeated = [], [], []
+    device = next(model.parameters()).device
+    experts, counted = set(expert_parameters(model)), []
+    copies = {model.get_parameter(name) for name in model.part.copies}
     for parameter in model.parameters() if members is None else members:
         gradient = parameter.grad
-        if isinstance(gradient, DTensor):
-            parts.append(gradient.to_local())
-        elif gradient is not None:
-            (routed if parameter in experts else repeated).append(gradient)
-    device = next(model.parameters()).device
-    squares = torch.stack([_square(gradients, device) for gradients in (parts, routed, repeated)])
-    dist.all_reduce(squares[0], group=mesh.group("shard"))
-    dist.all_reduce(squares[1], group=mesh.group("expert"))
-    total = squares.sum()
-    dist.all_reduce(total, group=mesh.group("pipeline"))
-    return total.sqrt()
+        if gradient is None or parameter in copies:
+            continue
+        # Of the ranks that have the same numbers, the first alone counts them.
+        if parameter not in experts:
+            first = mesh.place("replicate") == 0 and (isinstance(gradient, DTensor) or mesh.place("shard") == 0)
+        else:
+            first = isinstance(gradient, DTensor) or mesh.place("expert_data") == 0
+        if first and held(gradient).numel():
+            counted.append(held(gradient))
+    square = _square(counted, device)
+    dist.all_reduce(square, group=mesh.data)
+    dist.all_reduce(square, group=mesh.group("pipeline"))
+    return square.sqrt()
 
 
 def _square(gradients: list[Tensor], device: torch.device) -> Tensor:

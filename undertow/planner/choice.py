@@ -9,6 +9,7 @@ from typing import get_args
 
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout, check_layout, parse_layout
 from undertow.config.presets import nearest
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective
@@ -19,7 +20,6 @@ from undertow.planner.geometry import Batch, Geometry, build_geometry, check_bat
 from undertow.planner.memory.activations import Implementation, Microbatch, implementation_of
 from undertow.planner.memory.recompute import Recompute, recompute_of
 from undertow.planner.memory.state import StateProfile, on_host, profile_of_run, state_profile
-from undertow.planner.pipeline.layout import Layout, check_layout, parse_layout
 from undertow.planner.pipeline.schedules import ScheduleName, check_schedule, placement_of
 from undertow.planner.subject import Subject
 from undertow.planner.task import Task
@@ -209,6 +209,7 @@ def build_task(
         pipeline=pipeline,
         expert=expert,
         context=1 if options.context is None else options.context,
+        shard=run.parallel.shard,
     )
     check_model(run.model, geometry)
     batch = _batch(run, options, geometry)

@@ -11,6 +11,7 @@ from typing import Any
 from undertow.config.clusters import Pool, parse_cluster
 from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
+from undertow.config.layout import Layout
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
 from undertow.model.flops import StepFlops, step_flops
@@ -22,7 +23,6 @@ from undertow.planner.memory.model import GB, GIB, Memory, leaner
 from undertow.planner.memory.recompute import NONE, Recompute
 from undertow.planner.notes import notes
 from undertow.planner.options import Granularity
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.timeline import Timeline
 from undertow.planner.serving.decode_text import decode_document
 from undertow.planner.serving.replicas import Replicas, plan_rollout, refusal

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from undertow.config.clusters import Pool
-from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout, check_layout, spread_evenly
 from undertow.config.model import ModelConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.calibration.measured import Calibration
@@ -21,7 +21,6 @@ from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import NONE, Recompute
 from undertow.planner.memory.saved import SavedTable
 from undertow.planner.memory.state import StateProfile
-from undertow.planner.pipeline.layout import Layout, check_layout, layout_of
 from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.pipeline.schedules import EQUAL, ScheduleName, build_schedule, placement_of, splits_backward
 from undertow.planner.pipeline.timeline import Timeline
@@ -139,12 +138,4 @@ class Task:
 
     def even_layout(self) -> Layout:
         """Layers as equal as possible, the first stages with one fewer, MTP block and head last."""
-        stages, layers = self.geometry.pipeline * self.chunks, self.config.num_hidden_layers
-        if stages > layers:
-            raise ConfigError(
-                f"{stages} stages ({self.geometry.pipeline} pipeline ranks, {self.chunks} each) exceed the {layers} "
-                "layers of the model: every stage needs a layer"
-            )
-        each, left = divmod(layers, stages)
-        counts = [each + (stage >= stages - left) for stage in range(stages)]
-        return layout_of(counts, self.config.num_nextn_predict_layers)
+        return spread_evenly(self.config, self.geometry.pipeline, self.chunks)

@@ -31,7 +31,7 @@ def spans(rank: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> Itera
         chunk = ord(rank["chunks"][number]) - ord("0") if rank["chunks"] else 0
         last[kind, chunk] += rank["steps"][number] if rank["steps"] else 1
         start = now + gap
-        now = start + stages[rank["stages"][chunk]][kind][0]
+        now = start + (rank["lasts"][number] if rank["lasts"] else stages[rank["stages"][chunk]][kind][0])
         yield Span(kind, chunk, last[kind, chunk], start, now)
 
 

@@ -16,7 +16,7 @@ const ranks = data.ranks.map((rank) => {
     const chunk = chunkOf(rank, i), key = rank.kinds[i] + chunk;
     microbatch[i] = last[key] = (last[key] ?? -1) + (rank.steps[i] ?? 1);
     start[i] = now += rank.gaps[i];
-    end[i] = now += data.stages[rank.stages[chunk]][rank.kinds[i]][0];
+    end[i] = now += rank.lasts[i] ?? data.stages[rank.stages[chunk]][rank.kinds[i]][0];
   }
   return { ...rank, start, end, microbatch };
 });

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from undertow.model.block import Block
 from undertow.model.router import Router, Routing
 from undertow.model.transformer import Transformer
 from undertow.ops.reference.experts import tally
 
 
 def routers(model: Transformer) -> list[Router]:
-    """The router of every MoE layer: the trunk's in order, then the MTP block's."""
-    return [block.ffn.gate for block in (*model.layers, *model.mtp)]  # type: ignore[union-attr]
+    """The router of every MoE layer that `model` holds: the trunk's in order, then the MTP block's."""
+    return [block.ffn.gate for block in _blocks(model)]
+
+
+def _blocks(model: Transformer) -> list[Block]:
+    return cast(list[Block], [*model.layers, *model.mtp])
 
 
 def balance_loss(routing: Routing, sequence: Tensor, sequences: int) -> Tensor:
@@ -32,19 +38,22 @@ def balance_loss(routing: Routing, sequence: Tensor, sequences: int) -> Tensor:
     return (load.to(shares.dtype) * (experts / chosen) * mass / tokens.square()).sum()
 
 
-def expert_counts(routes: Iterable[Routing]) -> Tensor:
-    """How many tokens chose each expert, `[layers, E]` int64."""
-    return torch.stack([tally(r.indices.flatten(), r.scores.shape[-1]) for r in routes])
+def expert_counts(routes: Sequence[Routing], experts: int, device: torch.device | str = "cpu") -> Tensor:
+    """How many tokens chose each of `experts`, `[layers, E]` int64."""
+    if not routes:
+        return torch.zeros(0, experts, dtype=torch.int64, device=device)
+    return torch.stack([tally(routing.indices.flatten(), experts) for routing in routes])
 
 
 @torch.no_grad()
 def update_biases(model: Transformer, counts: Tensor, rate: float) -> None:
     """Move each router's bias by `rate` towards an even load: `bias_e += rate sign(mean - load_e)`.
 
-    `counts [layers, E]` are those of the whole batch, in the order of `routers`; layers beyond its length took no part.
-    A hash layer has no bias.
+    `counts [layers, E]` are those of the whole batch and model, the MTP block's last; layers beyond its length took no
+    part. A hash layer has no bias.
     """
-    for router, load in zip(routers(model), counts, strict=False):
-        if not router.hashed:
-            load = load.to(torch.float64)
+    for block in _blocks(model):
+        router = block.ffn.gate
+        if block.layer < len(counts) and not router.hashed:
+            load = counts[block.layer].to(torch.float64)
             router.bias.add_(torch.sign(load.mean() - load).to(router.bias.dtype), alpha=rate)

@@ -54,20 +54,42 @@ def segment_lengths(segment_ids: np.ndarray) -> list[int]:
     return np.diff(np.flatnonzero(starts), append=segment_ids.size).tolist()
 
 
-def flat_batch(batch: Batch, device: torch.device | str = "cpu") -> FlatBatch:
-    """A packed batch on `device`; boundaries are found on the host."""
+def count_labels(batch: Batch) -> Denominators:
+    """The denominators of a packed batch, without moving it to a device."""
+    _, labels, mtp_labels = _labels(batch)
+    return _counts(batch, labels, mtp_labels)
+
+
+def _labels(batch: Batch) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Lengths of the documents, labels of the next token, and of the one after."""
     lengths = segment_lengths(batch.segment_ids)
     labels = batch.labels.reshape(-1)
     inner = np.ones(labels.size, dtype=bool)
     inner[np.cumsum(lengths) - 1] = False
-    mtp_labels = labels[np.flatnonzero(inner) + 1]
+    return lengths, labels, labels[np.flatnonzero(inner) + 1]
+
+
+def _counts(batch: Batch, labels: np.ndarray, mtp_labels: np.ndarray) -> Denominators:
+    learned, drafted = (int((each != IGNORED).sum()) for each in (labels, mtp_labels))
+    return Denominators(learned, drafted, batch.ids.size, len(batch.ids))
+
+
+def flat_batch(batch: Batch, device: torch.device | str = "cpu") -> FlatBatch:
+    """A packed batch on `device`; boundaries are found on the host."""
+    lengths, labels, mtp_labels = _labels(batch)
     rows, length = batch.ids.shape
-    counts = Denominators(int((labels != IGNORED).sum()), int((mtp_labels != IGNORED).sum()), rows * length, rows)
+    counts = _counts(batch, labels, mtp_labels)
     sequence = np.repeat(np.arange(rows), length)
     ids, first, second, owner = (
         moved(torch.from_numpy(x), torch.device(device)) for x in (batch.ids.reshape(-1), labels, mtp_labels, sequence)
     )
     return FlatBatch(ids, first, second, owner, Segments.from_lengths(lengths, device=device), counts)
+
+
+def rows_of(batch: Batch, place: int, parts: int) -> Batch:
+    """The `place`-th of `parts` parts of a batch, as equal as its rows allow, in their order; it may have none."""
+    first, end = (len(batch.ids) * at // parts for at in (place, place + 1))
+    return Batch(batch.ids[first:end], batch.segment_ids[first:end], batch.labels[first:end])
 
 
 def micro_batches(batch: Batch, rows: int | None) -> Iterator[Batch]:

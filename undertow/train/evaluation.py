@@ -6,12 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from undertow.data.packing import Batch
 from undertow.data.tokenizer import Tokenizer
 from undertow.model.context import Indexing
-from undertow.model.transformer import Transformer
-from undertow.train.batches import flat_batch
+from undertow.model.transformer import Transformer, Trunk
+from undertow.parallel.mesh import Mesh
+from undertow.parallel.pipeline.run import Pipeline
+from undertow.train.batches import FlatBatch, flat_batch, rows_of
 
 
 @dataclass(frozen=True)
@@ -52,19 +57,66 @@ def evaluate(
     tokenizer: Tokenizer,
     device: torch.device | str,
     indexing: Indexing = Indexing(),  # noqa: B008 - immutable
+    mesh: Mesh | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Evaluation:
     """Next-token loss of `model` on `batches`, and with `indexing.recall` the indexer's.
 
-    Sums are pooled over all of them, never means of means.
+    Sums are pooled over all of them, never means of means. The ranks of `mesh` share the rows of each batch, those of
+    `pipeline` the layers, and all get the whole result; every rank must call this with the same batches.
     """
+    place, ranks = (0, 1) if mesh is None else mesh.data_place
     nats, labels, size, found, wanted = 0.0, 0, 0, 0, 0
     for batch in batches:
-        flat = flat_batch(batch, device)
-        trunk = model.trunk(flat.ids, flat.segments, indexing=indexing)
-        hidden = model.collapse(trunk.streams)
-        nats += float(model.ops.linear_cross_entropy(hidden, model.head.weight, flat.labels)[0].double().sum())
-        labels += flat.counts.lm
-        size += tokenizer.bytes_of(batch.labels)
-        found += sum(int(hits) for hits, _ in trunk.recall)
-        wanted += sum(int(of) for _, of in trunk.recall)
-    return Evaluation(nats, labels, size, found, wanted)
+        own = rows_of(batch, place, ranks)
+        # A rank without a row takes part in exchanges all the same, with one that does not count.
+        counts = len(own.ids) > 0
+        flat = flat_batch(own if counts else rows_of(batch, 0, len(batch.ids)), device)
+        losses, recall = _passed(model, flat, indexing, pipeline)
+        if not counts:
+            continue
+        if losses is not None:
+            nats += float(losses.double().sum())
+            labels += flat.counts.lm
+            size += tokenizer.bytes_of(own.labels)
+        found += sum(int(hits) for hits, _ in recall)
+        wanted += sum(int(of) for _, of in recall)
+    if isinstance(model, FSDPModule):
+        model.reshard()  # a backward pass would have done it
+    if mesh is None:
+        return Evaluation(nats, labels, size, found, wanted)
+    sums = torch.tensor([nats, labels, size, found, wanted], dtype=torch.float64, device=device)
+    dist.all_reduce(sums, group=mesh.data)
+    if pipeline is not None:
+        dist.all_reduce(sums, group=pipeline.group)
+    nats, *whole = sums.tolist()
+    return Evaluation(nats, *(int(each) for each in whole))
+
+
+def _passed(
+    model: Transformer, batch: FlatBatch, indexing: Indexing, pipeline: Pipeline | None
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Losses of the next token `[T]`, None where another rank has them, and the recall of the layers on this rank."""
+    if pipeline is None:
+        trunk = model.trunk(batch.ids, batch.segments, indexing=indexing)
+        return _losses(model, trunk, batch), trunk.recall
+    losses: list[Tensor] = []
+    recall: list[Tensor] = []
+    parts = {stage.number: stage.part for stage in pipeline.own}
+
+    def work(number: int, streams: Tensor | None, _: int) -> Tensor:
+        context = model.context(batch.ids, batch.segments, indexing)
+        entered = model.embedded(batch.ids) if streams is None else streams
+        trunk = model.through(parts[number].layers, entered, context)
+        recall.extend(trunk.recall)
+        if parts[number].head:
+            losses.append(_losses(model, trunk, batch))
+        return trunk.streams
+
+    pipeline.forward(len(batch.ids), work)
+    return losses[0] if losses else None, recall
+
+
+def _losses(model: Transformer, trunk: Trunk, batch: FlatBatch) -> Tensor:
+    hidden = model.collapse(trunk.streams)
+    return model.ops.linear_cross_entropy(hidden, model.head.weight, batch.labels)[0]

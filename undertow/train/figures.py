@@ -15,20 +15,21 @@ from undertow.checkpoint.training import Progress
 from undertow.config.gpus import find_gpu
 from undertow.model.flops import flops_per_token
 from undertow.model.transformer import Transformer
-from undertow.train.balance import routers
 from undertow.train.stages import Stage
 
 
 def step_figures(
     model: Transformer, progress: Progress, stage: Stage, *, loss: float, parts: dict[str, float], norm: float,
-    indexer_norm: float, counts: Tensor, seconds: float,
+    indexer_norm: float, counts: Tensor, seconds: float, ranks: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
     """A step's line of `metrics.jsonl`: `loss` and its `parts`, the gradient's `norm` before clipping, the indexer's
-    apart, and `counts [layers, E]` of experts' tokens.
+    apart, and `counts [layers, E]` of experts' tokens. Tokens are those of all `ranks`, TFLOP/s those of one, and
+    memory is this one's.
 
     A number that is not finite becomes None, as JSON has no other name for it.
     """
     tokens = stage.batch_size * stage.sequence_length
+    hashed = [model.config.is_hash(layer) for layer in range(len(counts))]
     entry = {
         "step": progress.step,
         "tokens": progress.tokens,
@@ -41,12 +42,12 @@ def step_figures(
         "train/batch_size": stage.batch_size,
         "train/sequence_length": stage.sequence_length,
         "train/skipped": progress.skipped,
-        **expert_load(counts, [router.hashed for router in routers(model)], model.config.num_experts_per_tok, tokens),
-        "memory/peak_bytes": peak_memory(model.embed.weight.device),
+        **expert_load(counts, hashed, model.config.num_experts_per_tok, tokens),
+        "memory/peak_bytes": peak_memory(model.device),
         "train/tokens_per_second": round(tokens / seconds, 1),
     }
     if not stage.indexer_alone:
-        entry |= throughput(model, stage, tokens / seconds)
+        entry |= throughput(model, stage, tokens / seconds / ranks)
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in entry.items()}
 
 
@@ -63,7 +64,7 @@ def throughput(model: Transformer, stage: Stage, rate: float) -> dict[str, float
         mtp=mtp,
         dense=stage.indexing.dense,
     )
-    device = model.embed.weight.device
+    device = model.device
     gpu = find_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     told = {}
     for convention, work in zip(("algorithmic", "reported"), both, strict=True):

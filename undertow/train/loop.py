@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,17 @@ from undertow.model.modules import Again
 from undertow.model.packed import refuse_packed
 from undertow.model.transformer import Transformer
 from undertow.optim.clipping import clip_gradients, first_not_finite
+from undertow.parallel.mesh import Mesh
+from undertow.parallel.norm import gradient_norm
+from undertow.parallel.pipeline.run import Pipeline
+from undertow.parallel.shard import sum_gradients, widen_gradients
+from undertow.train.accumulate import Passes, accumulate, sum_losses
 from undertow.train.balance import update_biases
-from undertow.train.batches import Denominators, flat_batch, micro_batches
+from undertow.train.batches import count_labels, flat_batch, micro_batches, rows_of
 from undertow.train.evaluation import Evaluation
 from undertow.train.figures import step_figures
-from undertow.train.objective import Weights, objective
+from undertow.train.objective import Weights
+from undertow.train.pipeline import PipelinePasses
 from undertow.train.stages import Stage, stage_of
 
 _MEND = "no checkpoint of this step is written; lower train.learning_rate and go on from the one before, or start again"
@@ -61,21 +68,31 @@ class Trainer:
         indexer: IndexerConfig,
         progress: Progress | None = None,
         recompute: Collection[Again] = (),
+        mesh: Mesh | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
-        """`packer` stands where `progress.cursor` says; without `progress` this is a beginning. Raises `InputError` for
-        a model that holds matrices as codes."""
+        """`packer` stands where `progress.cursor` says; without `progress` this is a beginning. Over the ranks of
+        `mesh` each has its part of the model, all have the same packer, and each learns from its rows of every batch;
+        `pipeline` are its stages, if there are several. Raises `InputError` for a model that holds matrices as
+        codes."""
         refuse_packed(model, "no training")
         self.model, self.optimizer, self.settings, self.indexer = model, optimizer, settings, indexer
-        self._packer, self._recompute = packer, recompute
-        self._device = model.embed.weight.device
+        self._packer, self._recompute, self._mesh, self.pipeline = packer, recompute, mesh, pipeline
+        self._passes: Passes = partial(accumulate, model) if pipeline is None else PipelinePasses(model, pipeline)
+        self._device = next(model.parameters()).device
         self.progress = progress or Progress(0, 0, packer.cursor.to_dict(), skipped=0, skipped_in_row=0)
         if settings.state_profile == "fp32":
-            for parameter in model.parameters():
-                parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
+            widen_gradients(model)
 
     def anew(self, packer: Packer, settings: TrainConfig) -> Trainer:
         """Another one at its beginning, with the same model and optimizer."""
-        return Trainer(self.model, self.optimizer, packer, settings, self.indexer, recompute=self._recompute)
+        over = self._recompute, self._mesh, self.pipeline
+        return Trainer(self.model, self.optimizer, packer, settings, self.indexer, None, *over)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train."""
+        return 1 if self._mesh is None else self._mesh.axes.geometry.gpus
 
     def stage(self, step: int) -> Stage:
         """The settings of a step, counted from 1."""
@@ -113,9 +130,17 @@ class Trainer:
         self._advance(batch.ids.size, skipped=reason is not None)
         figures = step_figures(
             self.model, self.progress, stage, loss=found.loss, parts=found.parts, norm=found.norm,
-            indexer_norm=found.indexer_norm, counts=found.counts, seconds=time.perf_counter() - begun,
+            indexer_norm=found.indexer_norm, counts=found.counts, seconds=time.perf_counter() - begun, ranks=self.ranks,
         )  # fmt: skip
         return figures | ({"train/skipped_for": reason} if reason else {})
+
+    def refuse_bad_update(self) -> None:
+        """Raise `UndertowError` where the last update left a parameter not finite, on whichever rank.
+
+        Elsewhere the next step's loss tells; what is evaluated or kept must be known to be sound.
+        """
+        if culprit := first_not_finite(self.model, self._mesh):
+            raise UndertowError(f"step {self.progress.step}: the update left {culprit} not finite; {_MEND}")
 
     def _choose_parameters(self, stage: Stage) -> None:
         """Let gradient reach what this step trains: all, all but a frozen indexer, or the indexer alone."""
@@ -124,31 +149,27 @@ class Trainer:
             parameter.requires_grad_(not self.indexer.frozen if of_indexer(name) else not stage.indexer_alone)
 
     def _gradients(self, batch: Batch, stage: Stage) -> Gradients:
-        """Gradients of the whole batch, summed over its micro-batches and clipped."""
-        parts = [flat_batch(part, self._device) for part in micro_batches(batch, self.settings.micro_batch_size)]
-        of = Denominators.of(parts)
+        """Gradients of the whole batch, summed over its micro-batches and over ranks, and clipped."""
+        of = count_labels(batch)
+        place, ranks = (0, 1) if self._mesh is None else self._mesh.data_place
+        own = micro_batches(rows_of(batch, place, ranks), self.settings.micro_batch_size)
+        parts = [flat_batch(part, self._device) for part in own]
         weights = Weights.of(stage, self.settings, self.indexer)
-        every = []
-        for part in parts:
-            losses = objective(self.model, part, weights, of, stage.indexing, self._recompute)
-            losses.total.backward()
-            every.append(losses._replace(total=losses.total.detach()))
-            del losses  # its graph holds what operators keep beside saved tensors
-        norms = []
+        every = self._passes(parts, weights, of, stage.indexing, self._recompute)
+        if self._mesh is not None:
+            sum_gradients(self.model, self._mesh)
         # Apart: the indexer's loss is its own, and its size is no reason to shorten the other gradients.
-        for group in (False, True):
-            members = [p for name, p in self.model.named_parameters() if of_indexer(name) is group]
-            norms.append(clip_gradients(members, self.settings.gradient_clip))
-        names, totals = list(every[0].parts), [losses.total for losses in every]
-        # Read all at once: a wait for the GPU.
-        scalars = [*norms, *totals, *(losses.parts[name] for losses in every for name in names)]
-        norm, indexer_norm, *read = torch.stack([scalar.to(self._device) for scalar in scalars]).tolist()
-        loss, read = sum(read[: len(every)]), read[len(every) :]
-        told: dict[str, float] = {name: sum(read[i :: len(names)]) for i, name in enumerate(names)}
-        if not of.lm:
-            told["lm"] = math.nan
-        counts = torch.stack([losses.counts for losses in every]).sum(0)
-        return Gradients(loss, told, norm, indexer_norm, counts, of.lm)
+        norms = [self._clip(of_group) for of_group in (False, True)]
+        sums = sum_losses(every, norms, self._mesh)
+        norm, indexer_norm = sums.read
+        told = sums.parts if of.lm else sums.parts | {"lm": math.nan}
+        return Gradients(sums.loss, told, norm, indexer_norm, sums.counts, of.lm)
+
+    def _clip(self, indexer: bool) -> Tensor:
+        """Bound the gradient of the indexer or that of the rest; the norm before, that of all ranks."""
+        members = [p for name, p in self.model.named_parameters() if of_indexer(name) is indexer]
+        norm = None if self._mesh is None else gradient_norm(self.model, self._mesh, members)
+        return clip_gradients(members, self.settings.gradient_clip, norm)
 
     def _reason(self, number: int, found: Gradients) -> str | None:
         """Why a step is to be skipped, None if it is not; an error where skipping does not help or has gone on."""
@@ -158,7 +179,7 @@ class Trainer:
             reason = "no token of its batch is learned: responses lie beyond train.sequence_length, or are empty"
             told, mend = f"step {number}: {reason}", "lengthen train.sequence_length or mend the data"
         else:
-            reason = first_not_finite(self.model) or "no single parameter, the norm overflows"
+            reason = first_not_finite(self.model, self._mesh) or "no single parameter, the norm overflows"
             told = (
                 f"step {number}: loss {found.loss}, gradient norm {found.norm}; the first parameter that is not "
                 f"finite: {reason}; no update was made"
@@ -203,7 +224,7 @@ def train(
         evaluating = last or number % settings.eval_every == 0
         saving = last or stopping or number % settings.checkpoint_every == 0
         if evaluating or saving:
-            _refuse_bad_update(trainer.model, number)
+            trainer.refuse_bad_update()
         if evaluating:
             result = evaluate()
             if not math.isfinite(result.loss):
@@ -215,9 +236,3 @@ def train(
             save(trainer.progress)
         if stopping and not last:
             raise KeyboardInterrupt
-
-
-def _refuse_bad_update(model: Transformer, number: int) -> None:
-    # Elsewhere the next step's loss tells; what is evaluated or kept must be known to be sound.
-    if culprit := first_not_finite(model):
-        raise UndertowError(f"step {number}: the update left {culprit} not finite; {_MEND}")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from undertow.config.model import ModelConfig
 from undertow.config.training import IndexerConfig, TrainConfig
 from undertow.model.context import Indexing
 from undertow.model.modules import Again
-from undertow.model.transformer import Transformer
-from undertow.train.balance import balance_loss, expert_counts, routers
+from undertow.model.part import Part
+from undertow.model.transformer import Transformer, Trunk
+from undertow.ops import Ops
+from undertow.train.balance import balance_loss, expert_counts
 from undertow.train.batches import Denominators, FlatBatch
 from undertow.train.stages import Stage
 
@@ -64,27 +68,63 @@ def objective(
     of = denominators or batch.counts
     indexing = indexing._replace(distil=weights.indexer > 0)
     trunk = model.trunk(batch.ids, batch.segments, indexing=indexing, recompute=recompute)
+    return losses_of(model, batch, weights, of, trunk, model.part)
+
+
+def losses_of(
+    model: Transformer, batch: FlatBatch, weights: Weights, of: Denominators, trunk: Trunk, stage: Part,
+    *, split: bool = False,
+) -> Losses:  # fmt: skip
+    """What some layers add to the losses of a batch, having made `trunk`; and its ends, where `stage` has them.
+
+    Those of all stages of a model sum to the model's; `counts` has a row for each layer of the stage, and for its MTP
+    block. Without anything to add, `total` is 0 and has no gradient. `split`: the backward pass comes in two parts, of
+    which both run the loss operator's, so that it may not hand over gradients made ahead.
+    """
     parts: dict[str, Tensor] = {}
-    routes, sequences = list(trunk.routes), [batch.sequence] * len(trunk.routes)
-    hidden, head = model.collapse(trunk.streams), model.head.weight
-    mean = model.ops.linear_cross_entropy_mean
-    total, normaliser = mean(hidden, head, batch.labels, max(of.lm, 1), weights.z)
-    parts["lm"] = total
-    if weights.z:
-        parts["z"] = normaliser.square().sum() / max(of.lm, 1)
-        parts["lm"] = total.detach() - weights.z * parts["z"]  # the loss of the operator has it within
-    if model.mtp and weights.mtp:
+    terms: list[Tensor] = []
+    layers, routes = list(stage.layers), list(trunk.routes)
+    sequences = [batch.sequence] * len(routes)
+    mean = partial(_mean_of_rows, model.ops) if split else model.ops.linear_cross_entropy_mean
+    if stage.head:
+        hidden = model.collapse(trunk.streams)
+        main, normaliser = mean(hidden, model.head.weight, batch.labels, max(of.lm, 1), weights.z)
+        terms.append(main)
+        parts["lm"] = main
+        if weights.z:
+            parts["z"] = normaliser.square().sum() / max(of.lm, 1)
+            parts["lm"] = main.detach() - weights.z * parts["z"]  # the loss of the operator has it within
+    if stage.mtp and weights.mtp:
         drafted = model.mtp_hidden(trunk.streams, batch.ids, batch.segments)
-        parts["mtp"], _ = mean(drafted.hidden, head, batch.mtp_labels, max(of.mtp, 1), upstream=weights.mtp)
-        total = total + weights.mtp * parts["mtp"]
+        parts["mtp"], _ = mean(
+            drafted.hidden, model.head.weight, batch.mtp_labels, max(of.mtp, 1), upstream=weights.mtp
+        )
+        terms.append(weights.mtp * parts["mtp"])
+        layers.append(model.config.num_hidden_layers)
         routes.append(drafted.routing)
         sequences.append(batch.sequence[drafted.rows])
-    learned = [i for i, router in enumerate(routers(model)[: len(routes)]) if not router.hashed]
+    learned = [i for i, layer in enumerate(layers) if not model.config.is_hash(layer)]
     if weights.balance and learned:
+        every = _learned_layers(model.config, weights)
         sums = [balance_loss(routes[i], sequences[i], batch.counts.rows) for i in learned]
-        parts["balance"] = torch.stack(sums).sum() / (of.rows * len(learned))
-        total = total + weights.balance * len(learned) * parts["balance"]
+        parts["balance"] = torch.stack(sums).sum() / (of.rows * every)
+        terms.append(weights.balance * every * parts["balance"])
     if trunk.distillation:
         parts["indexer"] = torch.stack([kl.sum() for kl in trunk.distillation]).sum() / of.tokens
-        total = total + weights.indexer * parts["indexer"]
-    return Losses(total, {name: part.detach() for name, part in parts.items()}, expert_counts(routes))
+        terms.append(weights.indexer * parts["indexer"])
+    total = reduce(torch.add, terms) if terms else torch.zeros((), device=trunk.streams.device)
+    counts = expert_counts(routes, model.config.n_routed_experts, trunk.streams.device)
+    return Losses(total, {name: part.detach() for name, part in parts.items()}, counts)
+
+
+def _mean_of_rows(
+    ops: Ops, hidden: Tensor, weight: Tensor, labels: Tensor, count: int, z_loss: float = 0.0, upstream: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    losses, normaliser = ops.linear_cross_entropy(hidden, weight, labels, z_loss)
+    return losses.sum() / count, normaliser
+
+
+def _learned_layers(config: ModelConfig, weights: Weights) -> int:
+    """Layers of a whole model whose routing is learned, the MTP block if its loss takes part."""
+    drafting = 1 if config.num_nextn_predict_layers and weights.mtp else 0
+    return sum(not config.is_hash(layer) for layer in range(config.num_hidden_layers + drafting))

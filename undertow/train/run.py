@@ -22,14 +22,15 @@ from undertow.train.disk import unwritable
 from undertow.train.lock import LOCK, locked
 
 CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
-ENVIRONMENT, EVENTS = "environment.json", "events.log"
+ENVIRONMENT, EVENTS, TIMELINE = "environment.json", "events.log", "timeline.json"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's place on disk."""
+    """A run's place on disk. `keeps`: this process is the one that writes there; of several ranks it is the first."""
 
     path: Path
+    keeps: bool = True
 
     @property
     def metrics(self) -> Path:
@@ -62,6 +63,8 @@ class RunDirectory:
         `facts` are the caller's about the machine. A configuration that differs from the one before is kept as
         `config.until-step-N.yaml`.
         """
+        if not self.keeps:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             text, path = to_yaml(resolved), self.path / CONFIG
@@ -79,8 +82,15 @@ class RunDirectory:
         except OSError as error:
             raise unwritable(self.path, error, "give out=DIR") from None
 
+    def keep_timeline(self, timeline: dict[str, Any]) -> None:
+        """Write what each rank of a pipeline did in a measured step."""
+        if self.keeps:
+            _replace(self.path / TIMELINE, json.dumps(timeline) + "\n")
+
     def note(self, event: str) -> None:
         """Append a line with the time to `events.log`. Raises an `UndertowError` where it cannot be written."""
+        if not self.keeps:
+            return
         path = self.path / EVENTS
         try:
             with path.open("a+b") as file:

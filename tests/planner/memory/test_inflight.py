@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.planner.geometry import Batch, build_geometry
 from undertow.planner.memory.activations import Microbatch
 from undertow.planner.memory.inflight import held_by_1f1b, held_by_schedule
 from undertow.planner.memory.saved import SavedTable
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.schedules import build_schedule
 
 FLASH = ModelConfig.from_preset("v4-flash", indexer="own_rank")

@@ -10,6 +10,7 @@ import pytest
 
 import undertow
 from undertow.config.errors import ConfigError
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.config.schema import RunConfig
 from undertow.model.activations import Objective, even_documents
@@ -23,7 +24,6 @@ from undertow.planner.memory.model import Held, MemoryModel, Term
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import Recompute, read_recompute
 from undertow.planner.memory.state import profile_of_run, state_profile
-from undertow.planner.pipeline.layout import parse_layout
 
 OWN_RANK = ModelConfig.from_preset("v4-flash", indexer="own_rank")
 RUN = build_geometry(32, pipeline=4, expert=8)

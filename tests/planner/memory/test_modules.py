@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.model.activations import Objective, kept_terms, saved_terms
 from undertow.model.modules import MODULES, WITHIN_MOE
@@ -16,7 +17,6 @@ from undertow.planner.memory.modules import OPERATIONS_PER_BYTE, module_seconds,
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import Recompute
 from undertow.planner.memory.saved import SavedTable
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.timeline import StageTime
 from undertow.planner.timing.costs import ModelTimes, stage_times
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.model.parameters import closed_counts, layer_parameters
 from undertow.model.weights import Weight, all_weights, layer_weights
@@ -12,7 +13,6 @@ from undertow.planner.memory.activations import Microbatch
 from undertow.planner.memory.model import MemoryModel
 from undertow.planner.memory.parameters import Stage, local, rank_parameters
 from undertow.planner.memory.state import state_profile
-from undertow.planner.pipeline.layout import parse_layout
 
 FLASH = ModelConfig.from_preset("v4-flash")
 OWN_RANK = ModelConfig.from_preset("v4-flash", indexer="own_rank")

@@ -6,8 +6,8 @@ import pytest
 
 import undertow
 from undertow.config.errors import ConfigError
+from undertow.config.layout import parse_layout
 from undertow.planner.memory.recompute import MODULES, NONE, Recompute, ranges, read_recompute, recompute_of
-from undertow.planner.pipeline.layout import parse_layout
 
 LAYOUT = parse_layout("Et*10|t*12|t*12|t*9mL")
 ALL = range(43)

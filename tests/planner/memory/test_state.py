@@ -7,11 +7,14 @@ import json
 import pytest
 
 import undertow
+from undertow.config.model import ModelConfig
+from undertow.config.schema import RunConfig
+from undertow.config.training import TrainConfig
 from undertow.model.parameters import Parameters
 from undertow.model.weights import all_weights
 from undertow.planner.geometry import build_geometry
 from undertow.planner.memory.parameters import RankParameters, rank_parameters
-from undertow.planner.memory.state import on_host, state_bytes, state_profile
+from undertow.planner.memory.state import on_host, profile_of_run, state_bytes, state_profile
 
 MIB = 2**20
 
@@ -31,6 +34,12 @@ def test_state_moves_to_the_host_and_two_chunks_stay():
     assert (here.optimizer, here.host) == (6 * 3 * 10**9, 0)
     assert (there.optimizer, there.host) == (2 * 256 * MIB, 6 * 3 * 10**9)
     assert (there.weights, there.gradients) == (here.weights, here.gradients)
+
+
+def test_a_run_says_where_its_state_lies():
+    run = RunConfig(model=ModelConfig.from_preset("v4-debug"), train=TrainConfig(offload_optimizer=True))
+    profile = profile_of_run(run)
+    assert (profile.name, profile.host) == ("muon-fp32 on the host", True) and on_host(profile) is profile
 
 
 def test_the_published_case_fits_with_state_on_the_host(published):
@@ -95,3 +104,14 @@ def test_tensor_parallelism_is_chosen_where_nothing_else_fits():
     given = undertow.plan("v4-flash", "24xMI300X", tensor=1)
     assert not given.fits and given.task.geometry.tensor == 1
     assert not any(note.startswith("choice") for note in given.uncalibrated)
+
+
+def test_a_run_shares_weights_among_as_many_ranks_as_it_asks_for():
+    held = RankParameters(Parameters(8 * 10**6, 0, 0, 0, 1), Parameters(16 * 10**6, 0, 0, 0, 1))
+    run = RunConfig(model=ModelConfig.from_preset("v4-debug"), train=TrainConfig(optimizer="adamw"))
+    found = [
+        state_bytes(held, held, build_geometry(8, expert=2, shard=shard), profile_of_run(run)) for shard in (None, 2, 1)
+    ]
+    # Dense weights over 8, 2 and 1 ranks, experts over 4, 4 and 1; in float32, with two moments.
+    assert [each.weights for each in found] == [4 * (10**6 + 4 * 10**6), 4 * (4 * 10**6 + 4 * 10**6), 4 * 24 * 10**6]
+    assert [each.optimizer for each in found] == [2 * each.weights for each in found]

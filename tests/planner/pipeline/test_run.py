@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout, parse_layout
 from undertow.config.model import ModelConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout, parse_layout
 from undertow.planner.pipeline.run import approximate_seconds, pipeline_timeline
 from undertow.planner.pipeline.schedules import build_schedule
 from undertow.planner.pipeline.timeline import Timeline, simulate

@@ -54,11 +54,11 @@ def test_one_microbatch_in_full():
         ],
         "ranks": [
             {
-                **{"stages": [0], "kinds": "FB", "chunks": "", "gaps": [0, 600_000], "steps": []},
+                **{"stages": [0], "kinds": "FB", "chunks": "", "gaps": [0, 600_000], "steps": [], "lasts": []},
                 **{"step": 0, "bubble": 0.6, "peak_bytes": 20, "static_bytes": 10},
             },
             {
-                **{"stages": [1], "kinds": "FB", "chunks": "", "gaps": [100_000, 0], "steps": []},
+                **{"stages": [1], "kinds": "FB", "chunks": "", "gaps": [100_000, 0], "steps": [], "lasts": []},
                 **{"step": 0, "bubble": 0.4, "peak_bytes": 27, "static_bytes": 20},
             },
         ],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import parse_layout
 from undertow.config.resolve import resolve
 from undertow.planner.geometry import Batch, build_geometry
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.tuner.fragment import fragment_of
 
 LAYOUT = parse_layout("Et*10|t*12|t*12|t*9mL")

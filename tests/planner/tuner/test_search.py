@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 import undertow
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.planner.calibration.file import shipped_calibration
 from undertow.planner.geometry import Batch, build_geometry
@@ -18,7 +19,6 @@ from undertow.planner.memory.activations import Microbatch
 from undertow.planner.memory.model import Held, MemoryModel
 from undertow.planner.memory.recompute import MODULES, Recompute
 from undertow.planner.memory.state import state_profile
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.pipeline.schedules import build_schedule
 from undertow.planner.pipeline.timeline import StageTime, simulate

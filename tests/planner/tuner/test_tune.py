@@ -11,6 +11,7 @@ import pytest
 
 import undertow
 from undertow.config.errors import ConfigError, DoesNotFit
+from undertow.config.layout import parse_layout
 from undertow.config.model import ModelConfig
 from undertow.model.activations import Objective
 from undertow.planner.calibration.file import shipped_calibration
@@ -20,7 +21,6 @@ from undertow.planner.memory.model import Held, MemoryModel
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import Recompute
 from undertow.planner.memory.state import state_profile
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.timing.costs import MicrobatchShape, model_times
 from undertow.planner.tuner.case import Case

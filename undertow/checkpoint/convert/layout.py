@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from undertow.checkpoint.convert.source import SCALES
 from undertow.checkpoint.convert.target import KeptScale, Unit
-from undertow.checkpoint.header import BITS
+from undertow.checkpoint.header import outline
 from undertow.config.errors import InputError
-
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,6 @@ def index_of(files: Sequence[OutFile]) -> str:
 
 def _file(name: str, units: Sequence[Unit | KeptScale]) -> OutFile:
     tensors = [tensor for unit in units for tensor in (unit.tensors if isinstance(unit, Unit) else (unit.tensor,))]
-    # Wide types first: every tensor then begins at a multiple of its element's size, which readers rely on.
-    tensors.sort(key=lambda tensor: -BITS[tensor.dtype])
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    relative, at = {}, 0
-    for tensor in tensors:
-        end = at + tensor.size
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
-        relative[tensor.name] = at
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    head = len(text).to_bytes(8, "little") + text
-    offsets = {key: len(head) + begin for key, begin in relative.items()}
+    head, size, offsets = outline((tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
     ordered = sorted(units, key=lambda unit: offsets[unit.tensor.name])
-    return OutFile(name, head, len(head) + at, offsets, tuple(ordered))
+    return OutFile(name, head, size, offsets, tuple(ordered))

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from undertow.config.clusters import LARGEST_POOL
 from undertow.config.errors import ConfigError
 from undertow.config.gpus import GPUS, Gpu
+from undertow.config.layout import check_layout, parse_layout
 from undertow.config.model import LayerKind, ModelConfig
 from undertow.config.presets import PRESETS
 from undertow.config.writing import write_file
@@ -21,7 +22,6 @@ from undertow.planner.geometry import build_geometry, check_batch, check_model
 from undertow.planner.memory.activations import Implementation
 from undertow.planner.memory.recompute import read_recompute
 from undertow.planner.memory.state import OWN, PUBLISHED, state_profile
-from undertow.planner.pipeline.layout import check_layout, parse_layout
 from undertow.planner.pipeline.schedules import ScheduleName, build_schedule, placement_of
 from undertow.planner.timing.rates import Core, Figure, Mark, Rates
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError
 from undertow.config.gpus import Gpu
+from undertow.config.layout import parse_layout
 from undertow.planner.calibration.file import rates_of, read_measurements, shipped_calibration
 from undertow.planner.calibration.least_squares import NUDGE, STEPS, RowErrors, descend, dot
 from undertow.planner.calibration.measured import Calibration, Errors, Measurements, Row, check_constant
 from undertow.planner.memory.recompute import read_recompute
-from undertow.planner.pipeline.layout import parse_layout
 from undertow.planner.pipeline.run import pipeline_timeline
 from undertow.planner.task import Task
 from undertow.planner.timing.costs import MicrobatchShape, model_times

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from undertow.config.layout import Layout
 from undertow.planner.memory.model import Memory
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.run import approximate_seconds
 from undertow.planner.task import Task
 from undertow.planner.timing.costs import stage_times

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from undertow.config.layout import Layout
 from undertow.planner.memory.model import Held
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import NONE, Recompute
 from undertow.planner.memory.saved import SavedTable
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import Schedule
 from undertow.planner.pipeline.timeline import StageBytes, changes
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from undertow.config.layout import Layout
 from undertow.config.model import ModelConfig
 from undertow.model.parameters import NO_PARAMETERS, Parameters, sum_weights
 from undertow.model.weights import Weight
 from undertow.planner.geometry import Geometry
-from undertow.planner.pipeline.layout import Layout
 
 
 @dataclass(frozen=True)

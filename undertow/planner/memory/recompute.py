@@ -11,11 +11,11 @@ from itertools import groupby
 from typing import Any
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout
 from undertow.config.presets import nearest
 from undertow.config.scalars import told
 from undertow.config.training import RecomputeModule
 from undertow.model.modules import MODULES, WITHIN_MOE
-from undertow.planner.pipeline.layout import Layout
 
 Module = RecomputeModule
 """A part of a layer that can be computed again by itself."""

@@ -95,7 +95,8 @@ def profile_of_run(run: RunConfig) -> StateProfile:
     train = run.train
     accumulates = train.micro_batch_size is not None and train.micro_batch_size < train.batch_size
     own = State(run.numerics.dtype, train.optimizer, train.state_profile, accumulates)
-    return StateProfile(f"{train.optimizer}-{train.state_profile}", own, "full")
+    profile = StateProfile(f"{train.optimizer}-{train.state_profile}", own, "full")
+    return on_host(profile) if train.offload_optimizer else profile
 
 
 CHUNK, CHUNKS = 256 << 20, 2
@@ -104,6 +105,8 @@ CHUNK, CHUNKS = 256 << 20, 2
 
 def on_host(profile: StateProfile) -> StateProfile:
     """The same profile with main weights and moments on the host."""
+    if profile.host:
+        return profile
     return replace(profile, name=f"{profile.name} on the host", host=True)
 
 
@@ -135,13 +138,17 @@ def state_bytes(
 ) -> StateBytes:
     """State of one rank that holds `parameters`.
 
-    Dense state is shared among `geometry.dense_copies` ranks, that of experts among `geometry.expert_data`. Under full
-    sharing a layer's weights are whole while it works, two layers at once for the next one is fetched ahead, and one
-    layer's gradients until they are summed. `deferred`: gradients are summed after the last of several microbatches
-    alone, so that all weights and gradients stay whole on every rank, however many data-parallel ranks there are.
+    Dense state is shared among `geometry.dense_copies` ranks, that of experts among `geometry.expert_data`; under full
+    sharing among `geometry.dense_parts` and `geometry.expert_parts`. Then a layer's weights are whole while it works,
+    two layers at once for the next one is fetched ahead, and one layer's gradients until they are summed. `deferred`:
+    gradients are summed after the last of several microbatches alone, so that all weights and gradients stay whole on
+    every rank, however many data-parallel ranks there are.
     """
     sharing, kept = sharing or profile.sharing, profile.profile
+    full = sharing == "full"
     copies = (geometry.dense_copies, geometry.expert_data)
+    if full:
+        copies = (geometry.dense_parts, geometry.expert_parts)
 
     def held(of, shared: bool) -> int:
         return sum(_shared(of(part), ranks if shared else 1) for part, ranks in zip(parameters, copies, strict=True))
@@ -153,7 +160,6 @@ def state_bytes(
             for part, everything, ranks in zip(each, parameters, copies, strict=True)
         )
 
-    full = sharing == "full"
     optimizer = held(kept.optimizer_state, sharing != "none")
     at_work = parameters if deferred else largest_layer
     return StateBytes(

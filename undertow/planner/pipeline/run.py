@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout, check_layout
 from undertow.planner.memory.recompute import NONE, Recompute
-from undertow.planner.pipeline.layout import Layout, check_layout
 from undertow.planner.pipeline.schedules import (
     EQUAL,
     Schedule,

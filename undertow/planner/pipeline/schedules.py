@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from undertow.config.errors import ConfigError
-from undertow.planner.pipeline.layout import Placement
+from undertow.config.layout import Placement, placement_of
 
 ScheduleName = Literal["1f1b", "interleaved", "zb-h1", "zbv"]
 
@@ -60,11 +60,6 @@ class Schedule:
         if self.placement == "fold" and chunk == 1:
             return 2 * self.ranks - 1 - rank
         return chunk * self.ranks + rank
-
-
-def placement_of(name: ScheduleName) -> Placement:
-    """How a schedule lays stages over ranks."""
-    return "fold" if name == "zbv" else "wrap"
 
 
 def splits_backward(name: ScheduleName) -> bool:

@@ -20,8 +20,9 @@ def tracks(timeline: Timeline, recomputed: Sequence[float], static: Sequence[int
     that each rank holds throughout. `stages` has, for each kind of operation, its ticks and the bytes that a rank holds
     more of at its start and at its end. A rank has `stages`, one for each chunk, and for each operation a letter of
     `kinds`, its chunk (`chunks`: the character so many after `0`; empty if there is but one), the ticks of waiting
-    before it (`gaps`), and how much its microbatch is above the last one of its kind and chunk (`steps`, empty if
-    always 1; the first are above -1). `step` are the ticks of what it does once, after its last operation.
+    before it (`gaps`), how much its microbatch is above the last one of its kind and chunk (`steps`, empty if always 1;
+    the first are above -1), and its own ticks (`lasts`, empty if always those of its stage and kind, as in a
+    simulation). `step` are the ticks of what it does once, after its last operation.
     """
     seconds = float(timeline.seconds)
     tick = 10.0 ** (math.floor(math.log10(seconds)) - _DIGITS)
@@ -58,10 +59,14 @@ def _stages(
 def _track(events: Sequence[Event], stages: Sequence[dict[str, Any]], chunks: int, tick: float) -> dict[str, Any]:
     last: dict[tuple[str, int], int] = defaultdict(lambda: -1)
     gaps, steps, now = [], [], 0
-    for (kind, microbatch, chunk), stage, start, _ in events:
+    lasts = [max(1, round(float(event.end - event.start) / tick)) for event in events]
+    usual = [stages[event.stage][event.operation.kind][0] for event in events]
+    if all(abs(a - b) <= 1 for a, b in zip(lasts, usual, strict=True)):
+        lasts = []
+    for ((kind, microbatch, chunk), _, start, _), length in zip(events, lasts or usual, strict=True):
         # From what was drawn so far, not from the last end: rounding does not add up.
         gaps.append(max(0, round(float(start) / tick) - now))
-        now += gaps[-1] + stages[stage][kind][0]
+        now += gaps[-1] + length
         steps.append(microbatch - last[kind, chunk])
         last[kind, chunk] = microbatch
     of_chunk = {event.operation.chunk: event.stage for event in events}
@@ -71,4 +76,5 @@ def _track(events: Sequence[Event], stages: Sequence[dict[str, Any]], chunks: in
         "chunks": "".join(chr(_ZERO + event.operation.chunk) for event in events) if chunks > 1 else "",
         "gaps": gaps,
         "steps": [] if all(step == 1 for step in steps) else steps,
+        "lasts": lasts,
     }

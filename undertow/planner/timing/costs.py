@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout
 from undertow.config.model import LayerKind, ModelConfig
 from undertow.model.flops import index_scores, layer_flops, step_flops
 from undertow.planner.memory.modules import module_seconds
 from undertow.planner.memory.recompute import NONE, Module, Recompute
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import Pace
 from undertow.planner.pipeline.timeline import StageTime, Time
 from undertow.planner.timing.operators import COPY, head_seconds, layer_seconds

@@ -27,6 +27,8 @@ def with_update(memory: MemoryModel, rates: OperatorRates, parameters: RankParam
     summed = later * rates.seconds(COPY, made + 2 * sum(gradients))
     sharing = memory.sharing or profile.sharing
     copies = (1, 1) if sharing == "none" else (geometry.dense_copies, geometry.expert_data)
+    if sharing == "full":
+        copies = (geometry.dense_parts, geometry.expert_parts)
     step = 0.0
     for part, size, ranks in zip(parameters, gradients, copies, strict=True):
         own = rates.seconds(COPY, _CLIPPED * size) + (0.0 if profile.host else _update(profile, rates, part))

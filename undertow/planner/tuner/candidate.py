@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from undertow.config.layout import Layout
 from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.model import Memory
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import ScheduleName
 from undertow.planner.tuner.case import Case
 from undertow.planner.tuner.trials import Trial

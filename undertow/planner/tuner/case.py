@@ -12,12 +12,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from undertow.config.layout import Layout, check_layout
 from undertow.planner.memory.inflight import held_by_schedule
 from undertow.planner.memory.model import Held, Memory, MemoryModel
 from undertow.planner.memory.parameters import Stage
 from undertow.planner.memory.recompute import Recompute
 from undertow.planner.options import Granularity
-from undertow.planner.pipeline.layout import Layout, check_layout
 from undertow.planner.pipeline.schedules import EQUAL, Schedule, ScheduleName
 from undertow.planner.pipeline.timeline import StageTime, Time
 from undertow.planner.timing.costs import ModelTimes, add

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from undertow.config.layout import Layout
 from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import ScheduleName
 
 FILE = "FILE"

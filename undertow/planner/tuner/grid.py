@@ -69,7 +69,14 @@ def _tasks(start: Task, grid: Grid, refused: list[ConfigError]) -> Iterator[Task
     for pipeline, expert, tensor, context, rows in widths:
         batch = Batch(start.batch.size, start.batch.sequence_length, rows)
         try:
-            geometry = build_geometry(gpus, tensor=tensor, pipeline=pipeline, expert=expert, context=context)
+            geometry = build_geometry(
+                gpus,
+                tensor=tensor,
+                pipeline=pipeline,
+                expert=expert,
+                context=context,
+                shard=start.geometry.shard or None,
+            )
             check_model(config, geometry)
             check_batch(config, geometry, batch)
             if m.implementation == "primus":

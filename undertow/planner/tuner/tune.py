@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from undertow.config.errors import ConfigError, DoesNotFit
+from undertow.config.layout import Layout
 from undertow.planner.memory.model import GB, Memory
 from undertow.planner.options import Granularity
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import splits_backward
 from undertow.planner.task import Task
 from undertow.planner.tuner.candidate import Candidate, candidate_of

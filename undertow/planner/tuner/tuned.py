@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from undertow.config.layout import Layout
 from undertow.planner.geometry import Batch, Geometry
 from undertow.planner.memory.recompute import Recompute
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.pipeline.schedules import ScheduleName
 from undertow.planner.tuner.fragment import FILE, Origin, fragment_of
 from undertow.planner.tuner.gains import Gain

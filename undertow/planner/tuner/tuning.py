@@ -9,12 +9,12 @@ from typing import get_args
 
 from undertow.config.clusters import Pool
 from undertow.config.errors import ConfigError, DoesNotFit
+from undertow.config.layout import Layout
 from undertow.config.presets import PRESETS
 from undertow.planner.choice import Chosen, Options, choose, stated, usual_chunks, usual_implementation
 from undertow.planner.memory.model import GB
 from undertow.planner.memory.recompute import Recompute
 from undertow.planner.options import Granularity
-from undertow.planner.pipeline.layout import Layout
 from undertow.planner.subject import MICRO_BATCH, Subject
 from undertow.planner.task import Task
 from undertow.planner.tuner.candidate import Candidate

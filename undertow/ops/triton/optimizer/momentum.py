@@ -110,10 +110,17 @@ class Matrices:
         pieces, count = self._grid
         squares = torch.empty((count, pieces), dtype=torch.float32, device=self._device)
         muon_squares[self._grid](self._table, squares, momentum, self._size, **self._types, **self._tile)
+        return self._over(squares.sum(1).sqrt(), momentum, dtype, smallest)
+
+    def moved(self, momentum: float, dtype: torch.dtype) -> Tensor:
+        """Update the momenta; `[N, a, b]` in `dtype`, `gradient + momentum x momentum` of each matrix as it is."""
+        return self._over(torch.ones(len(self._table), device=self._device), momentum, dtype, 1.0)
+
+    def _over(self, norms: Tensor, momentum: float, dtype: torch.dtype, smallest: float) -> Tensor:
         out = torch.empty(self._shape, dtype=dtype, device=self._device)
         muon_direction[self._grid](
-            self._table, squares.sum(1).sqrt(), out, momentum, self._size, smallest, **self._types, **self._tile
-        )
+            self._table, norms, out, momentum, self._size, smallest, **self._types, **self._tile
+        )  # fmt: skip
         return out
 
     def update(self, update: Tensor, decay: float, rate: float) -> None:
@@ -129,10 +136,16 @@ def refusal(grad: Tensor, buffer: Tensor, weight: Tensor, behind: Tensor | None)
     wanted = (torch.float32, None), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.int16)
     if types[0] not in _FLOATS or types[1] not in _FLOATS or types[2:] not in wanted:
         return f"a gradient, momentum and weight in {', '.join(map(str, types))}: kernels serve bfloat16 and float32"
-    size = weight.shape[1] * weight.shape[2]
-    if not weight.numel() or size > 1 << 30 or size % 8 or len(weight) > 65535:
-        return f"matrices {list(weight.shape)}: kernels serve 1 to 65535 of up to 2^30 numbers, a multiple of 8"
-    for stack in (grad, buffer, weight, *([] if behind is None else [behind])):
+    return unfit([weight, grad, buffer, *([] if behind is None else [behind])])
+
+
+def unfit(stacks: Sequence[Tensor]) -> str | None:
+    """Why the kernels do not serve stacks `[n, a, b]` that lie like these, or None if they do."""
+    first = stacks[0]
+    size = first.shape[1] * first.shape[2]
+    if not first.numel() or size > 1 << 30 or size % 8 or len(first) > 65535:
+        return f"matrices {list(first.shape)}: kernels serve 1 to 65535 of up to 2^30 numbers, a multiple of 8"
+    for stack in stacks:
         step = stack.stride(0) * stack.element_size() if len(stack) > 1 else 0
         if not stack[0].is_contiguous() or stack.data_ptr() % 16 or step % 16:
             return f"matrices {list(stack.shape[1:])} do not lie in one piece each, from multiples of 16 bytes on"

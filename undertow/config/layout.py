@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from undertow.config.errors import ConfigError
 from undertow.config.model import ModelConfig
+from undertow.config.parallel import Schedule
 
 Placement = Literal["wrap", "fold"]
 """Where stage k lives on p ranks: `wrap` is rank k mod p, chunk k div p; `fold` puts stage 2p-1-k beside stage k."""
@@ -76,6 +77,23 @@ def layout_of(layers: Sequence[int], mtp_blocks: int = 1) -> Layout:
     if "" in body:
         raise ConfigError(f"layers by stage {list(layers)}: stage {body.index('')} is empty; a stage has at least 1")
     return Layout(tuple(body))
+
+
+def spread_evenly(config: ModelConfig, ranks: int, chunks: int) -> Layout:
+    """The layout of a model on `chunks` stages of each of `ranks` pipeline ranks, layers as equal as possible: the
+    first stages have one fewer, the last has MTP block and head.
+
+    Raises `ConfigError` for more stages than layers.
+    """
+    stages, layers = ranks * chunks, config.num_hidden_layers
+    if stages > layers:
+        raise ConfigError(
+            f"{stages} stages ({ranks} pipeline ranks, {chunks} each) exceed the {layers} layers of the model: every "
+            "stage needs a layer"
+        )
+    each, left = divmod(layers, stages)
+    counts = [each + (stage >= stages - left) for stage in range(stages)]
+    return layout_of(counts, config.num_nextn_predict_layers)
 
 
 def parse_layout(layout: str | Sequence[Sequence[str]]) -> Layout:
@@ -195,6 +213,11 @@ def _check_order(items: list[_Item], end: str, told: str) -> None:
                     told, where, f"an MTP block m on stage {stage}, others on stage {home}; one stage has all"
                 )
             home = stage
+
+
+def placement_of(schedule: Schedule) -> Placement:
+    """How a schedule lays stages over ranks."""
+    return "fold" if schedule == "zbv" else "wrap"
 
 
 def place(stage: int, ranks: int, placement: Placement) -> tuple[int, int]:

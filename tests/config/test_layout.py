@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undertow.config.errors import ConfigError
+from undertow.config.layout import Layout, check_layout, layout_of, parse_layout, place
 from undertow.config.model import ModelConfig
-from undertow.planner.pipeline.layout import Layout, check_layout, layout_of, parse_layout, place
 
 FLASH = ModelConfig.from_preset("v4-flash")
 STAGES = ("E" + "t" * 10, "t" * 12, "t" * 12, "t" * 9 + "mL")
