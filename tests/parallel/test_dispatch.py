@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from undertow.config.model import ModelConfig
 from undertow.model.moe import Experts, dispatch_locally
-from undertow.model.router import Routing
+from undertow.model.router import Routing, uniform_choices
 from undertow.ops import Ops
-from undertow.parallel.dispatch import AllToAll, uniform_choices
+from undertow.parallel.dispatch import AllToAll
 
 CONFIG = ModelConfig.from_preset("v4-debug")
 E, K, D = CONFIG.n_routed_experts, CONFIG.num_experts_per_tok, CONFIG.hidden_size
@@ -20,7 +20,7 @@ def choices(kind, tokens, generator):
     if kind == "one expert":  # all choices on the first rank: the others have no row
         return torch.tensor([0, 1]).repeat(tokens, 1)
     if kind == "uniform":
-        return uniform_choices(tokens, K, E, first=3)
+        return uniform_choices(tokens, K, E)
     return torch.rand(tokens, E, generator=generator).topk(K).indices
 
 
@@ -131,16 +131,3 @@ def test_counts_are_told_in_int64(two):
         [[many, many + 1], [many + 100, many + 101]],
         [[many + 2, many + 3], [many + 102, many + 103]],
     ]
-
-
-@pytest.mark.parametrize(("tokens", "k", "experts", "first"), [(12, 2, 8, 0), (5, 6, 7, 3), (0, 2, 8, 1), (1, 1, 4, 6)])
-def test_uniform_choices_load_every_expert_alike(tokens, k, experts, first):
-    chosen = uniform_choices(tokens, k, experts, first)
-    load = torch.bincount(chosen.flatten(), minlength=experts)
-    assert chosen.shape == (tokens, k) and load.max() - load.min() <= 1
-    assert all(len(set(row)) == k for row in chosen.tolist())
-
-
-def test_ranks_go_on_from_each_other():
-    parts = torch.cat([uniform_choices(5, 2, 8, first=rank * 10) for rank in range(4)])
-    assert torch.equal(parts, uniform_choices(20, 2, 8)) and torch.bincount(parts.flatten()).tolist() == [5] * 8

@@ -123,6 +123,10 @@ class TrainConfig(Section):
     bias_update_rate: float = Field(
         1e-3, ge=0, le=LARGE, description="how far a step moves each router bias towards an even load"
     )
+    uniform_routing: bool = Field(
+        False,
+        description="every layer takes its experts in turn, whatever a token's scores: for measurements of speed alone",
+    )
     z_loss_weight: float = Field(0.0, ge=0, le=LARGE, description="weight of the squared log-normaliser of the logits")
     skip_limit: int = Field(
         10, ge=1, le=MANY, description="the run stops after so many steps in a row whose loss or gradient is not finite"

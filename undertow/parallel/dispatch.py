@@ -95,11 +95,3 @@ class AllToAll:
         result = experts(ops.permute(rows, here), weights, here.counts)
         result = ops.unpermute(result, here).to(result.dtype)  # one row each: exact
         return ops.unpermute(_Return.apply(result, receive, send, self.group), order)
-
-
-def uniform_choices(tokens: int, k: int, experts: int, first: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Choices `[tokens, k]` that load every expert alike, to within one row, for benchmarks: give them as `replay`.
-
-    Choices of all tokens in turn count through the experts, from `first` on; a token's are distinct if `k <= experts`.
-    """
-    return (torch.arange(tokens * k, device=device) + first).remainder(experts).view(tokens, k)

@@ -102,6 +102,8 @@ def pretrain(
                 "warning: indexer.frozen in a run from scratch: compressed sparse attention keeps choosing at random; "
                 "set indexer.frozen=false to train its indexer"
             )
+        if trainer.settings.uniform_routing:
+            reporter.say("warning: train.uniform_routing: experts are taken in turn; what is learned is of no use")
         with _recorded(run, trainer, reporter):
             _drive(trainer, text, run, reporter, resolved.config, trackers, mesh)
     return Outcome(run, trainer.model, text, trainer.progress, time.perf_counter() - begun)

@@ -29,6 +29,7 @@ from undertow.parallel.mesh import Mesh
 from undertow.parallel.pipeline.run import Pipeline
 from undertow.parallel.pipeline.stage import Stage as PipelineStage
 from undertow.parallel.shard import share_out
+from undertow.train.balance import routers
 from undertow.train.loop import Trainer
 from undertow.train.text import Text
 
@@ -55,6 +56,8 @@ def trainer_of(
     else:
         model, stages = _part(config, device, checkpoint is not None, mesh)
         pipeline = Pipeline(model, mesh, stages, MEASURED) if stages else None
+    for router in routers(model):
+        router.uniform = settings.uniform_routing
     optimizer = build_optimizer(model, settings, mesh)
     progress = load_checkpoint(checkpoint, model, optimizer, mesh) if checkpoint else None
     optimizer.check_state()
