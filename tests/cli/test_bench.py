@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +159,29 @@ def test_mistakes(words, said, capsys):
     assert main(["bench", *words]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and said in error
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--nproc", "2", "--against", "train.batch_size=4"], "--against train.batch_size=4: over processes one"),
+        (["--nproc", "2", "--families", "fusion"], "--families fusion: over processes one setting is measured; "),
+        (["--beside", "one.json"], "--beside one.json: it is for a step over processes; give --nproc, or leave it out"),
+    ],
+)
+def test_options_that_several_processes_do_not_have(words, told, capsys):
+    assert main(["bench", "step", "v4-debug", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {told}")
+
+
+@pytest.mark.multi
+def test_two_processes_that_are_started_here(tmp_path):
+    target, environment = tmp_path / "two.json", {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    words = ["device=cpu", "parallel.shard=2", "--steps", "1", "--nproc", "2", "--json", str(target)]
+    command = [sys.executable, "-m", "undertow", "bench", "step", "v4-debug", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 processes: shard 2; ") == 1 and "\n1  " in done.stdout
+    result = json.loads(target.read_text())
+    assert (result["processes"], len(result["ranks"])) == (2, 2)

@@ -79,6 +79,14 @@ def test_conflicts_end_with_2_after_all_is_told(capsys):
     assert error.startswith(f"error: {told}") and error.count("\n") == 1
 
 
+def test_what_the_processes_would_refuse_ends_a_dry_run_with_2(capsys):
+    words = ["pretrain/proxy-4xH200", "--nodes", "1", "--dry-run", "train.batch_size_schedule=[[9,6]]"]
+    assert main(["launch", *words]) == 2
+    out, error = capsys.readouterr()
+    told = "train.batch_size_schedule 6: 4 data-parallel ranks take as many sequences each; give a multiple of 4"
+    assert section(out, "conflicts") == [told] and error == f"error: {told}\n"
+
+
 def test_what_does_not_fit_ends_with_3(capsys):
     words = ["pretrain/v4-flash-amd", "--nodes", "4", "--gpu", "H100", "--dry-run"]
     assert main(["launch", *words]) == 3
@@ -118,6 +126,10 @@ def test_several_machines_are_not_started_from_one(capsys, folder, name):
         (["--nodes", "1", "--nproc", "2", "--gpu", "H200"], "--gpu: --nproc starts processes on processor cores; give"),
         (["--nodes", "1", "--nproc", "3", "--dry-run", "parallel.expert=2"], "expert 2 does not divide the 3 ranks"),
         (["--nodes", "1", "--nproc", "2", "optimizations.fp8=on"], "optimizations.fp8: not built yet"),
+        (["--nodes", "1", "--nproc", "2", "train.batch_size=3"], "train.batch_size 3: 2 data-parallel ranks take as"),
+        (["--nodes", "1", "--nproc", "2", "--dry-run", "train.batch_size=3"], "train.batch_size 3: 2 data-parallel"),
+        (["--nodes", "1", "--nproc", "2", "--dry-run", "parallel.pipeline=2", "parallel.layout=no"], "layout 'no', "),
+        (["--nodes", "1", "--gpus-per-node", "2", "parallel.schedule=zbv"], "parallel.schedule is zbv: it can be"),
         (["--nodes", "0", "--dry-run"], "Invalid value for '--nodes'"),
         ([], "Missing option '--nodes'"),
     ],

@@ -46,13 +46,11 @@ def entries(run: Path) -> list[dict]:
 
 
 def test_a_mistake_is_told_once_with_its_code(tmp_path):
-    code, out, errors = ended(launched(tmp_path, "train.batch_size=3"))
+    code, out, errors = ended(launched(tmp_path, "init_from=nowhere"))
     assert (code, out) == (2, [])
     (error,) = errors
-    assert error.startswith("error: rank ") and error.endswith(
-        " of 2: train.batch_size 3: 2 data-parallel ranks take as many sequences each; give a multiple of 2"
-    )
-    assert list(tmp_path.iterdir()) == []
+    assert error.startswith("error: rank ") and " of 2: nowhere: " in error
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @SLOW
@@ -110,6 +108,17 @@ def test_a_killed_process_ends_the_others(tmp_path, which):
     code, _, errors = ended(process)
     assert code == 1 and time.monotonic() - since < 60
     assert f"error: rank {which} was ended by SIGKILL" in errors
+
+
+@SLOW
+def test_processes_of_a_killed_launcher_save_and_end(tmp_path):
+    process = launched(tmp_path, "train.steps=5000", "train.log_every=1", "train.checkpoint_every=5000")
+    begun(process)
+    process.kill()
+    code, out, errors = ended(process)  # once the ranks have closed what they share with it
+    assert (code, errors) == (-signal.SIGKILL, []) and out[-1].startswith("interrupted after step ")
+    kept = tmp_path / "runs" / "cpu-2proc" / "checkpoints"
+    assert out[-1].endswith((kept / "latest").read_text().strip()) and not list(kept.glob(".*"))
 
 
 @SLOW

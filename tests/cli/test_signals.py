@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -27,3 +29,16 @@ def test_outside_the_main_thread_nothing_changes():
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_the_end_of_the_parent_is_a_sigterm():
+    child = "import time\nfrom undertow.cli.signals import following, terminable\n"
+    child += "with terminable(), following(0.05):\n  print('on', flush=True)\n"
+    child += "  try:\n    time.sleep(60)\n  except KeyboardInterrupt:\n    print('interrupted', flush=True)"
+    launcher = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "on\n"
+    process.kill()
+    assert process.stdout.read() == "interrupted\n"  # until the child has closed it too
+    process.wait()
+    process.stdout.close()

@@ -72,7 +72,7 @@ class Gang:
         self._pipes: list[Connection] = []
         self._gatherings, self._gathered = 0, False
 
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 60.0, **keywords: Any) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 180.0, **keywords: Any) -> list[Any]:
         """What `function(*arguments, **keywords)` returns on each rank, in their order.
 
         The function is found by its name in its module, arguments and results are copied. Raises `RankError` with the

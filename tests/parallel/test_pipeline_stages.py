@@ -11,8 +11,8 @@ from undertow.config.parallel import ParallelConfig
 from undertow.model.part import Part
 from undertow.model.transformer import Transformer
 from undertow.parallel.pipeline.edge import enter, leave
-from undertow.parallel.pipeline.schedule import check_backend, check_schedule
-from undertow.parallel.pipeline.stages import build_stages
+from undertow.parallel.pipeline.stage import Stage
+from undertow.parallel.pipeline.stages import build_stages, check_schedule, check_torch
 
 CONFIG = ModelConfig.from_preset("v4-debug")  # five layers and an MTP block
 
@@ -101,12 +101,21 @@ def test_numbers_that_schedules_run(schedule, microbatches):
     check_schedule(schedule, 4, microbatches)
 
 
-def test_a_folded_schedule_over_gloo_needs_a_torch_that_sends_to_itself():
-    check_backend("zbv", "gloo", "2.13.0+cpu")
-    check_backend("zbv", "nccl", "2.11.0+cu130")
-    check_backend("zb-h1", "gloo", "2.11.0")
-    with pytest.raises(ConfigError, match=r"parallel.schedule zbv over gloo with torch 2.11.0: the last rank"):
-        check_backend("zbv", "gloo", "2.11.0")
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv"])
+def test_a_split_backward_pass_needs_a_torch_that_splits_it_rightly(schedule):
+    check_torch(schedule, "2.13.0+cpu")
+    check_torch("1f1b", "2.11.0+cu130")
+    with pytest.raises(ConfigError, match=f"parallel.schedule {schedule}: it splits the backward pass, which torch 2"):
+        check_torch(schedule, "2.12.1")
+
+
+def test_a_stage_knows_its_microbatch_without_a_tensor():
+    stages, seen = stages_of(pipeline=2), []
+    stage = Stage(0, Transformer(CONFIG, device="meta", part=stages.part(0)), stages.stage(0))
+    stage.register_forward_pre_hook(lambda _, __, named: seen.append(named), with_kwargs=True)  # where FSDP2 stands
+    stage.work = lambda number, streams, microbatch: torch.tensor(microbatch)
+    assert stage(microbatch=torch.tensor([7])) == 7
+    assert seen == [{"microbatch": 7}] and type(seen[0]["microbatch"]) is int
 
 
 def test_the_loss_of_a_stage_enters_the_backward_pass_where_streams_leave():

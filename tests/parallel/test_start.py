@@ -10,10 +10,11 @@ from tests.model.small import stirred
 from tests.parallel.test_train import CONFIG, store
 from undertow.checkpoint.directory import save_model
 from undertow.checkpoint.shares import weight_shares
-from undertow.config.errors import InputError
+from undertow.config.errors import ConfigError, InputError
 from undertow.config.resolve import resolve
 from undertow.parallel.mesh import build_mesh
 from undertow.parallel.start import anyone, tell
+from undertow.train.same import refuse_other
 from undertow.train.start import trainer_of
 from undertow.train.text import Text
 
@@ -31,6 +32,24 @@ def told(rank_text):
 @pytest.mark.parametrize("text", [None, "", "runs/é/step-7"])
 def test_ranks_hear_the_first_and_each_other(two, text):
     assert two.run(told, text) == [(text, True, False)] * 2
+
+
+def compared(*words):
+    import torch.distributed as dist
+
+    own = [word.replace("RANK", str(dist.get_rank())) for word in words]
+    try:
+        refuse_other(resolve(None, [*WORDS, *own], {}))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_a_rank_with_another_recipe_is_refused(two):
+    assert two.run(compared, "seed=5", "out=runs/RANK") == [None, None]
+    first, second = two.run(compared, "train.learning_rate=0.RANK1", "model.initializer_range=0.RANK2")
+    assert first is None
+    assert second.startswith("model.initializer_range is 0.12, and 0.02 on rank 0: the processes of a run learn by one")
 
 
 def parts(*words):

@@ -13,9 +13,11 @@ from undertow.config.optimizations import refuse_unbuilt
 from undertow.config.presets import PRESETS, nearest
 from undertow.config.resolve import Resolved, resolve
 from undertow.config.schema import RunConfig
+from undertow.config.world import World
 from undertow.data.store import TokenStore
 from undertow.data.tokenizer import SHIPPED, Tokenizer
 from undertow.ops.registry import OPS
+from undertow.parallel.mesh import build_mesh
 from undertow.train.fit import check_fit
 from undertow.train.loop import Trainer
 from undertow.train.start import device_of, trainer_of
@@ -39,10 +41,10 @@ def default_preset(device: torch.device) -> str:
     return "v4-proxy" if device.type == "cuda" else "v4-tiny"
 
 
-def device_for(words: Sequence[str], environment: Mapping[str, str]) -> torch.device:
+def device_for(words: Sequence[str], environment: Mapping[str, str], world: World | None = None) -> torch.device:
     """The device that `words` (KEY=VALUE) and variables ask for, on which the sizes of a step depend."""
     asked = [word for word in words if word.partition("=")[0].strip() == "device"]
-    return device_of(resolve(None, ["model.preset=v4-debug", *asked], environment).config.device)
+    return device_of(resolve(None, ["model.preset=v4-debug", *asked], environment).config.device, world)
 
 
 def resolve_step(preset: str, words: Sequence[str], steps: int, gpu: bool, environment: Mapping[str, str]) -> Resolved:
@@ -83,18 +85,20 @@ def random_text(config: RunConfig, steps: int) -> Text:
     return Text(Tokenizer.from_name(next(iter(SHIPPED))), TokenStore.of(list(ids)), TokenStore.of(list(ids[:1])))
 
 
-def build(resolved: Resolved, steps: int) -> tuple[Trainer, str | None]:
-    """The trainer of a run at its beginning, and a warning where its step may not fit.
+def build(resolved: Resolved, steps: int, world: World | None = None) -> tuple[Trainer, str | None]:
+    """The trainer of a run at its beginning, and a warning where its step may not fit; over the processes of `world`,
+    which have met, that of this one's part.
 
     Raises `InputError` for what cannot run or has no effect, `DoesNotFit` where the state alone exceeds the memory.
     """
     config = resolved.tracked
     refuse_unbuilt(config.optimizations)
-    refuse_wider(config)
-    device = device_of(config.device)
-    unfit = check_fit(resolved.config, device)
+    refuse_wider(config, 1 if world is None else world.ranks)
+    device = device_of(config.device, world)
+    mesh = None if world is None else build_mesh(config.parallel, model=config.model, device=device.type)
+    unfit = check_fit(resolved.config, device, world)
     torch.manual_seed(config.seed)
-    trainer = trainer_of(config, random_text(resolved.config, steps), device, None)
+    trainer = trainer_of(config, random_text(resolved.config, steps), device, None, mesh)
     resolved.refuse_unread()
     return trainer, unfit
 

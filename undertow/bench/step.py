@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from undertow.bench.environment import environment
 from undertow.bench.settings import build, default_preset, device_for, resolve_step, value_of
@@ -28,6 +29,14 @@ from undertow.train.loop import Trainer
 
 SETTLING = 3
 """Steps at the beginning whose time does not count: kernels are compiled, state is allocated."""
+
+UNITS = {
+    "ms": "milliseconds a step",
+    "losses": "nats per token",
+    "gradient_norms": "before clipping, the indexers' gradients apart",
+    "tflops": "10^12 operations a second",
+    "calls": "of operators that a kernel was chosen for, by the backend that took them, in all steps",
+}
 
 Follow = Callable[[int, int, str], None]
 
@@ -108,7 +117,9 @@ def bench_step(
                 keep(_document(preset, timed, device, order))
             raise
         if trace is not None and group[0] is found[0]:
-            _trace(group[0], trace, device)
+            assert group[0].trainer is not None
+            kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+            write_trace(profiled(group[0].trainer, kinds)[0], trace)
         for column in group:
             column.trainer = None
         gc.collect()
@@ -163,16 +174,23 @@ def _fit_together(columns: Sequence[Column], device: torch.device) -> bool:
     return sum(step_peak(column.resolved.config, device).total for column in columns) <= memory_of(device)
 
 
-def _trace(column: Column, target: Path, device: torch.device) -> None:
-    """One step under torch's profiler, as a Chrome trace."""
-    assert column.trainer is not None
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
-    with torch.profiler.profile(activities=kinds) as profile:
-        column.trainer.step()
-    fresh = target.with_name(f".{os.getpid()}-{target.name}")  # its ending says whether it is compressed
+def profiled(trainer: Trainer, kinds: Sequence[ProfilerActivity]) -> tuple[profile, float]:
+    """One step under torch's profiler, and its seconds to the last kernel."""
+    device = trainer.model.device
+    with profile(activities=kinds) as found:
+        begun = time.perf_counter()
+        trainer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - begun
+    return found, seconds
+
+
+def write_trace(found: profile, target: Path) -> None:
+    """A Chrome trace of what was profiled, whole or not at all; its ending says whether it is compressed."""
+    fresh = target.with_name(f".{os.getpid()}-{target.name}")
     try:
-        profile.export_chrome_trace(str(fresh))
+        found.export_chrome_trace(str(fresh))
         os.replace(fresh, target)
     except (OSError, RuntimeError) as error:
         raise InputError(f"{target}: the trace cannot be written ({error}); give --trace another file") from None
@@ -187,14 +205,7 @@ def _document(preset: str, columns: Sequence[Column], device: torch.device, orde
         "device": str(device),
         "preset": preset,
         "order": order,
-        "units": {
-            "ms": "milliseconds a step",
-            "losses": "nats per token",
-            "gradient_norms": "before clipping, the indexers' gradients apart",
-            "tflops": "10^12 operations a second",
-            "calls": "of operators that a kernel was chosen for, by the backend that took them, in all steps",
-            "ratio": "time per token of the second setting over that of the first",
-        },
+        "units": UNITS | {"ratio": "time per token of the second setting over that of the first"},
         "settings": [figures(column, device) for column in columns],
     }
     if len(columns) == 2:
@@ -205,8 +216,8 @@ def _document(preset: str, columns: Sequence[Column], device: torch.device, orde
     return result
 
 
-def figures(column: Column, device: torch.device) -> dict[str, Any]:
-    """What was found of a setting, in the form of the result file."""
+def figures(column: Column, device: torch.device, ranks: int = 1) -> dict[str, Any]:
+    """What was found of a setting, in the form of the result file; operations are those of one of so many `ranks`."""
     config, ms = column.resolved.config, column.ms[column.settling :]
     rate = 1e3 * column.tokens / statistics.median(ms)
     both = flops_per_token(
@@ -226,8 +237,8 @@ def figures(column: Column, device: torch.device) -> dict[str, Any]:
         "steps": len(ms),
         "ms": {"median": statistics.median(ms), "lowest": min(ms), "highest": max(ms)},
         "tokens_per_second": rate,
-        "tflops": {name: flops * rate / 1e12 for name, flops in work.items()},
-        "share_of_peak": None if gpu is None else {name: flops * rate / gpu.bf16 for name, flops in work.items()},
+        "tflops": {name: flops * rate / ranks / 1e12 for name, flops in work.items()},
+        "share_of_peak": None if gpu is None else {n: flops * rate / ranks / gpu.bf16 for n, flops in work.items()},
         "peak_memory": {"bytes": column.peak, "of": where},
         "losses": column.losses,
         "gradient_norms": column.norms,

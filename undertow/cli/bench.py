@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,8 @@ from undertow.config.writing import write_file
 
 if TYPE_CHECKING:
     import torch
+
+    from undertow.config.world import World
 
 _FAULTS = {"wrong": "is wrong", "failed": "failed"}
 _PAUSE = 10.0  # seconds between two lines of a log
@@ -199,7 +201,27 @@ def step(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Write a Chrome trace of one more step of the first setting. Default: none.", show_default=False
+            help="Write a Chrome trace of one more step of the first setting; over processes that of rank 0, and "
+            "measure the communication that each rank waits for. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Over processes, compare tokens/s of each with those in this result file of one. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=1_000_000,
+            help="Start so many processes on this machine, ranks of one step. Default: one process, or those of "
+            "torchrun.",
+            show_default=False,
         ),
     ] = None,
     json: Json = None,
@@ -207,12 +229,22 @@ def step(
     """Time training steps of a preset on seeded random tokens: tokens/s, TFLOP/s in both conventions, peak memory.
 
     KEY=VALUE are keys of a recipe, such as attention.csa_backend=triton, ops.indexer_select=reference or
-    train.sequence_length=8192. The step is that of `undertow train`, optimizer and all.
+    train.sequence_length=8192. The step is that of `undertow train`, optimizer and all. Under torchrun, or with
+    --nproc, each process is a rank of one step, as parallel.expert=2 or parallel.pipeline=2 lays it out.
     """
+    from undertow.config.world import World
+
     patient_threads()
     words = list(overrides or [])
     if preset is not None and "=" in preset:  # no preset before the first key
         preset, words = None, [preset, *words]
+    world = World.of(os.environ)
+    if nproc or world:
+        apart = {"--against": against, "--families": families, "--alone": alone, "--compile": compile}
+        _over_processes(preset, words, steps, losses, trace, beside, nproc, json, world, apart)
+        return
+    if beside is not None:
+        raise InputError(f"--beside {beside}: it is for a step over processes; give --nproc, or leave it out")
     from undertow.bench.families import bench_families
     from undertow.bench.step import bench_step
     from undertow.bench.table import families_table, step_table
@@ -229,6 +261,41 @@ def step(
     with _told() as follow:
         result = bench_step(preset, words, against or [], steps, losses, trace, os.environ, follow, _keeper(json))
     _answer(result, json, step_table)
+
+
+def _over_processes(
+    preset: str | None, words: list[str], steps: int, losses: int, trace: Path | None, beside: Path | None,
+    nproc: int | None, json: Path | None, world: World | None, apart: dict[str, Any],
+) -> None:  # fmt: skip
+    """A step of all ranks: of this one's, or of processes that are started here."""
+    for name, value in apart.items():
+        if value is not None:
+            raise InputError(
+                f"{name} {' '.join(value) if isinstance(value, list) else value}: over processes one setting is "
+                "measured; leave it out, and measure each setting by a command of its own"
+            )
+    if world is None:
+        from undertow.cli.processes import start
+
+        given = {"--steps": steps, "--losses": losses, "--trace": trace, "--beside": beside, "--json": json}
+        options = [f"{name}={value}" for name, value in given.items() if value is not None]
+        start(["bench", "step", *([preset] if preset else []), *words, *options], nproc or 1)
+        return
+    if nproc is not None:
+        raise InputError(f"--nproc {nproc}: torchrun has started {world.ranks} processes; leave --nproc out")
+    from undertow.bench.ranks import bench_ranks
+    from undertow.bench.ranks_table import ranks_table
+    from undertow.cli.signals import following
+    from undertow.parallel.start import met
+
+    first = world.rank == 0
+    with following(), met(world), _told() if first else nullcontext(lambda done, of, what: None) as follow:
+        if first:
+            _refuse_unwritable("--trace", trace)
+            _refuse_unwritable("--json", json)
+        result = bench_ranks(preset, words, steps, losses, trace, beside, os.environ, world, follow)
+        if first:
+            _answer(result, json, ranks_table)
 
 
 def _refuse_beside_families(families: str | None, own: dict[str, Any], others: dict[str, Any]) -> None:

@@ -140,6 +140,10 @@ def _start(
         found = prepare(recipe, nodes, gpus_per_node, gpu, words, os.environ)
         _refuse(found)
         words = list(found.words)
+    elif each > 1:
+        from undertow.train.widths import refuse_wider
+
+        refuse_wider(config, each)
     if against := conflicts(config, each):
         raise ConfigError("; ".join(against))
     refuse_unbuilt(config.optimizations)

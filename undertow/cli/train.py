@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undertow.cli.config import Overrides
-from undertow.cli.signals import terminable
+from undertow.cli.signals import following, terminable
 from undertow.cli.threads import patient_threads
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def train(
 
     patient_threads()
     world = World.of(os.environ)
-    with terminable(), _together(world):
+    with terminable(), nullcontext() if world is None else following(), _together(world):
         _train(recipe, overrides or [], resume is Resume.auto, world)
 
 

@@ -79,7 +79,8 @@ def build_geometry(
     taken = tensor * pipeline * context
     if gpus % taken:
         raise ConfigError(
-            f"{gpus} GPUs are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context} = {taken}"
+            f"{gpus} GPUs are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context} = {taken}; "
+            f"take a multiple of {taken}, or other widths"
         )
     stage = gpus // pipeline
     if stage % expert:

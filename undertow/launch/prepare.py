@@ -18,6 +18,7 @@ from undertow.config.scalars import typed
 from undertow.launch.command import command_of, slurm_script
 from undertow.launch.machines import USUAL, Machines, machines_of, stated_pool
 from undertow.planner.plan import Plan, plan
+from undertow.train.widths import refuse_wider
 
 _WIDTHS = ("tensor", "pipeline", "expert", "context")
 _BY_HAND = ("command line", "environment")
@@ -39,8 +40,15 @@ class Launch:
 
     @cached_property
     def conflicts(self) -> tuple[str, ...]:
-        """What cannot go together, a sentence each."""
-        return conflicts(self.resolved.config, self.machines.gpus_per_node)
+        """What cannot go together, and of a run that fits what its processes would refuse, a sentence each."""
+        found = conflicts(self.resolved.config, self.machines.gpus_per_node)
+        if self.plan.refusal:
+            return found
+        try:
+            refuse_wider(self.resolved.config, self.machines.gpus)
+        except ConfigError as error:
+            return (*found, str(error))
+        return found
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from undertow.config.conflicts import conflicts, warnings
 from undertow.config.dump import to_json, to_yaml
-from undertow.config.geometry import build_geometry, check_model
 from undertow.config.resolve import Resolved, resolve
 from undertow.launch.command import command_of
 from undertow.launch.machines import Machines
+from undertow.train.widths import refuse_wider
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,13 @@ class OnCores:
 
 
 def on_cores(recipe: str, nodes: int, processes: int, words: Sequence[str], environment: Mapping[str, str]) -> OnCores:
-    """A recipe on processor cores. Raises `ConfigError` where its widths do not suit so many processes."""
+    """A recipe on processor cores. Raises `ConfigError` where widths, layout, schedule or batches do not suit so many
+    processes."""
     resolved, given = resolve(recipe, words, environment), list(words)
     if resolved.config.device != "cpu":
         given.append("device=cpu")
         resolved = resolve(recipe, given, environment)
-    parallel = resolved.config.parallel
-    geometry = build_geometry(
-        nodes * processes, tensor=parallel.tensor, pipeline=parallel.pipeline, expert=parallel.expert,
-        context=parallel.context, shard=parallel.shard,
-    )  # fmt: skip
-    check_model(resolved.config.model, geometry)
+    refuse_wider(resolved.config, nodes * processes)
     return OnCores(recipe, nodes, processes, resolved, tuple(given))
 
 

@@ -43,6 +43,7 @@ def fresh_values(model: Transformer, seed: int) -> Iterator[tuple[str, Tensor]]:
         else:
             values = torch.empty(parameter.shape, dtype=torch.float32)
             yield name, values.normal_(0.0, config.initializer_range, generator=generator)
+            del values  # before the next one is made
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
             yield name, hash_table(config.vocab_size, config.n_routed_experts, config.num_experts_per_tok, generator)
@@ -56,6 +57,7 @@ def initialise(model: Transformer, seed: int) -> None:
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     for name, values in fresh_values(model, seed):
         tensors[name].copy_(values)
+        del values
 
 
 def build_model(

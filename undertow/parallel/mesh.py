@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -18,7 +19,7 @@ from undertow.config.geometry import Geometry, build_geometry, check_model
 from undertow.config.model import ModelConfig
 from undertow.config.parallel import ParallelConfig
 from undertow.model.part import Part
-from undertow.parallel.pipeline.stages import Stages, build_stages
+from undertow.parallel.pipeline.stages import Stages, build_stages, check_torch
 
 DENSE_AXES: tuple[str, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 """Of dense weights: `shard` ranks hold them in parts, `replicate` such groups hold the same. Both divide the data."""
@@ -139,6 +140,8 @@ def build_mesh(
     for name, told in _UNBUILT.items():
         if axes.width(name) > 1:
             raise ConfigError(f"parallel.{name} is {axes.width(name)}: {told} is not built yet; set parallel.{name}=1")
+    if axes.width("pipeline") > 1:
+        check_torch(parallel.schedule, torch.__version__)
     dense = init_device_mesh(device, axes.dense, mesh_dim_names=DENSE_AXES)
     experts = init_device_mesh(device, axes.experts, mesh_dim_names=EXPERT_AXES)
     data = _data_group(axes)

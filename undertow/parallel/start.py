@@ -31,7 +31,11 @@ def met(world: World) -> Iterator[None]:
     if on_gpu:
         torch.cuda.set_device(world.local_rank)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, rank=world.rank, world_size=world.ranks)
+    try:
+        dist.init_process_group(backend, rank=world.rank, world_size=world.ranks)
+    except dist.DistError as error:
+        said = str(error).partition("\n")[0]
+        raise UndertowError(f"{world}: the ranks could not meet at MASTER_ADDR and MASTER_PORT: {said}") from None
     try:
         yield
     except BrokenPipeError:  # nobody reads on: no fault of the run
@@ -70,6 +74,19 @@ def tell(text: str | None) -> str | None:
         return None
     dist.broadcast(told, 0)
     return bytes(told.tolist())[1:].decode()
+
+
+def everyone(text: str) -> list[str]:
+    """What each rank calls this with, in their order, on every rank."""
+    told = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    sizes = list(torch.empty(dist.get_world_size(), 1, dtype=torch.int64).unbind())
+    dist.all_gather(sizes, torch.tensor([len(told)]))
+    most = int(max(sizes))
+    padded = torch.zeros(most, dtype=torch.uint8)
+    padded[: len(told)] = told
+    found = list(torch.empty(len(sizes), most, dtype=torch.uint8).unbind())
+    dist.all_gather(found, padded)
+    return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
 
 
 def anyone(says: bool) -> bool:

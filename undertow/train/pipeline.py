@@ -14,7 +14,7 @@ from undertow.model.modules import Again
 from undertow.model.transformer import Transformer
 from undertow.parallel.pipeline.edge import enter, leave
 from undertow.parallel.pipeline.run import Pipeline
-from undertow.parallel.pipeline.schedule import check_schedule, splits_backward
+from undertow.parallel.pipeline.stages import check_schedule, splits_backward
 from undertow.train.batches import Denominators, FlatBatch
 from undertow.train.objective import Losses, Weights, losses_of
 

@@ -31,6 +31,7 @@ from undertow.train.loop import Trainer, train
 from undertow.train.metrics import MetricsFile
 from undertow.train.progress import Lines, Reporter
 from undertow.train.run import RunDirectory
+from undertow.train.same import refuse_other
 from undertow.train.start import MEASURED, device_of, trainer_of
 from undertow.train.text import Text, read_text
 from undertow.train.tracking import Tracker, open_trackers, refuse_missing
@@ -67,6 +68,8 @@ def pretrain(
     """
     begun = time.perf_counter()
     config, ranks = resolved.tracked, 1 if world is None else world.ranks
+    if world is not None:
+        refuse_other(resolved)
     refuse_unbuilt(config.optimizations)
     refuse_wider(config, ranks)
     device = device_of(config.device, world)

@@ -120,6 +120,7 @@ def _part(
     for name, whole in fresh_values(Transformer(config.model, ops, "meta", dtype), config.seed):
         if share := shares.get(name):
             share.tensor.copy_(whole[share.rows] if share.whole else whole)
+        del whole  # before the next one is made
     return model, stages
 
 

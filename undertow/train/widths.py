@@ -1,18 +1,20 @@
-"""What of a run's parallelism cannot be trained: axes that are not built, and widths that the processes do not have."""
+"""What of a run's parallelism cannot be trained: axes that are not built, and widths that the processes do not have.
+
+Nothing here imports torch, so that a dry run refuses what the processes would.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from undertow.config.errors import ConfigError
+from undertow.config.geometry import build_geometry, check_model
 from undertow.config.parallel import UNBUILT_AXES, ParallelConfig
 from undertow.config.scalars import told
 from undertow.config.schema import RunConfig
 from undertow.config.training import TrainConfig
 from undertow.model.modules import again_of
-from undertow.parallel.mesh import build_axes
-from undertow.parallel.pipeline.schedule import check_schedule
-from undertow.parallel.pipeline.stages import build_stages
+from undertow.parallel.pipeline.stages import build_stages, check_schedule
 
 WIDTHS = ("tensor", "pipeline", "expert", "context")
 
@@ -28,10 +30,14 @@ def refuse_wider(config: RunConfig, ranks: int = 1) -> None:
         raise _planned(f"parallel.gpus is {gpus}", f"{_started(ranks)}; start {count}, or set parallel.gpus=null")
     if parallel.pipeline == 1:
         _refuse_stages(parallel)
-    axes = build_axes(parallel, ranks, model=config.model)
-    _refuse_batches(config.train, axes.replicate * axes.shard)
+    geometry = build_geometry(
+        ranks, tensor=parallel.tensor, pipeline=parallel.pipeline, expert=parallel.expert, context=parallel.context,
+        shard=parallel.shard,
+    )  # fmt: skip
+    check_model(config.model, geometry)
+    _refuse_batches(config.train, geometry.data)
     if parallel.pipeline > 1:
-        _refuse_pipeline(config, axes.replicate * axes.shard)
+        _refuse_pipeline(config, geometry.data)
 
 
 def _refuse_stages(parallel: ParallelConfig) -> None:

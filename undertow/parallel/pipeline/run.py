@@ -66,7 +66,7 @@ class Pipeline:
             made: Tensor = stage(*streams, microbatch=torch.zeros(1, dtype=torch.int64))
             sent, after = made, stage.number + 1
             if after < self.stages.count and self.stages.rank_of(after) != self._rank:
-                dist.send(made.contiguous(), group=self.group, group_dst=self.stages.rank_of(after))
+                self._pass(dist.isend, made.contiguous(), self.stages.rank_of(after))
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # a backward pass would have done it
@@ -77,8 +77,14 @@ class Pipeline:
         if source == self._rank:
             return cast(Tensor, sent)
         streams = torch.empty(tokens, *self._width, dtype=self._dtype, device=self._device)
-        dist.recv(streams, group=self.group, group_src=source)
+        self._pass(dist.irecv, streams, source)
         return streams
+
+    def _pass(self, way: object, streams: Tensor, peer: int) -> None:
+        # As a batch, like those of a step: alone, NCCL would open a communicator for each pair of ranks.
+        operation = dist.P2POp(way, streams, group=self.group, group_peer=peer)  # type: ignore[arg-type]
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
 
     @property
     def timed(self) -> list[TimedStage]:

@@ -24,8 +24,12 @@ class Stage(nn.Module):
         self.held = nn.ModuleList(_modules(model, part))
         self.work: Work = _idle
 
-    def forward(self, *streams: Tensor, microbatch: Tensor) -> Tensor:
-        return self.work(self.number, streams[0] if streams else None, int(microbatch))
+    def __call__(self, *streams: Tensor, microbatch: Tensor) -> Tensor:
+        # FSDP2 puts the tensors of a call on the GPU, and reading the number there would wait for all of its work.
+        return super().__call__(*streams, microbatch=int(microbatch))
+
+    def forward(self, *streams: Tensor, microbatch: int) -> Tensor:
+        return self.work(self.number, streams[0] if streams else None, microbatch)
 
 
 def _idle(stage: int, streams: Tensor | None, microbatch: int) -> Tensor:

@@ -1,7 +1,12 @@
-"""The stages of a pipeline, read off its layout: which modules of the model each has, and which rank runs it."""
+"""The stages of a pipeline, read off its layout: which modules of the model each has, which rank runs it, and what its
+schedule asks for.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from undertow.config.errors import ConfigError
@@ -71,3 +76,35 @@ def build_stages(parallel: ParallelConfig, config: ModelConfig) -> Stages:
             f"{chunks} on each of {ranks} pipeline ranks; change the layout, or parallel.schedule"
         )
     return Stages(layout, ranks, schedule)
+
+
+def splits_backward(schedule: Schedule) -> bool:
+    """Whether a schedule makes gradients of inputs first, and those of weights later."""
+    return schedule in ("zb-h1", "zbv")
+
+
+def check_torch(schedule: Schedule, version: str) -> None:
+    """Raises `ConfigError` for a `version` of torch whose splitting of the backward pass makes wrong gradients: before
+    2.13 it takes those of an operator's several results for one."""
+    if splits_backward(schedule) and tuple(map(int, version.split(".")[:2])) < (2, 13):
+        raise ConfigError(
+            f"parallel.schedule {schedule}: it splits the backward pass, which torch {version} does wrongly for "
+            "operators of several results; use 1f1b or interleaved, or torch 2.13"
+        )
+
+
+def check_schedule(schedule: Schedule, ranks: int, microbatches: int, recompute: Collection[object] = ()) -> None:
+    """Raises `ConfigError` where a schedule does not run so many microbatches of a step, or recomputes nothing."""
+    told = f"parallel.schedule {schedule}: {microbatches} micro-batches of a step on each data-parallel rank"
+    mend = "change train.batch_size or train.micro_batch_size"
+    if schedule == "1f1b" and microbatches < ranks:
+        raise ConfigError(f"{told} are fewer than the {ranks} pipeline ranks; allowed: at least {ranks}; {mend}")
+    if schedule == "interleaved" and microbatches % ranks:
+        raise ConfigError(f"{told}; allowed: a multiple of the {ranks} pipeline ranks; {mend}")
+    if schedule == "zb-h1" and microbatches % max(1, microbatches // ranks):
+        raise ConfigError(f"{told}; allowed: at most, or a multiple of, the {ranks} pipeline ranks; {mend}")
+    if splits_backward(schedule) and recompute:
+        raise ConfigError(
+            f"parallel.schedule {schedule} splits the backward pass, so nothing can be recomputed; recompute none, or "
+            "use 1f1b or interleaved"
+        )

@@ -39,6 +39,8 @@ class Clock:
     def begin(self, group: dist.ProcessGroup) -> None:
         """Start a step, on all ranks of `group` at the same moment."""
         self._marks.clear()
+        if self._cuda:
+            torch.cuda.synchronize()  # the last update may be under way yet, on one rank longer than on another
         dist.barrier(group)
         self._begun = self._mark()
 

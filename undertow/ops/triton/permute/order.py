@@ -75,22 +75,6 @@ def _beginnings(
     return tl.cumsum(load, 0) - load + tl.sum(before, 0)
 
 
-@triton.jit
-def _ranks(indices, start, choices, E: tl.constexpr, BLOCK: tl.constexpr, OTHERS: tl.constexpr):
-    """The experts of BLOCK choices, and how many of the same expert stand before each among them."""
-    m = tl.arange(0, BLOCK)
-    expert = tl.load(indices + start + m, start + m < choices, other=0).to(tl.int32)
-    # Of the numbers expert BLOCK + place, only those of earlier choices of the same expert are less by 1 to m.
-    last = expert * BLOCK + m - 1
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for j in tl.static_range(0, BLOCK, OTHERS):
-        o = j + tl.arange(0, OTHERS)
-        other = tl.load(indices + start + o, start + o < choices, other=E).to(tl.int32) * BLOCK + o
-        less = (last[None, :] - other[:, None]).to(tl.uint32, bitcast=True)
-        rank += tl.sum((less < m[None, :].to(tl.uint32)).to(tl.int32), 0)
-    return expert, rank
-
-
 @triton.jit(do_not_specialize=["spans"])
 def place_choices(
     indices, parts, choice, slot, counts, choices, span, spans,
@@ -99,18 +83,24 @@ def place_choices(
 ):  # fmt: skip
     """One span: the slot of each choice, and the choice in each slot; the first program writes `counts [E]`."""
     p = tl.program_id(0)
-    first = p * span
-    # The choices are complete before the kernel that counts lets this one start; its counts are waited for.
-    expert, rank = _ranks(indices, first, choices, E, BLOCK, OTHERS)
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     next_ = _beginnings(parts, counts, p, spans, E, BINS, PARTS, STAGES)
+    first = p * span
+    m = tl.arange(0, BLOCK)
     for start in tl.range(first, tl.minimum(first + span, choices), BLOCK):
-        if start > first:
-            expert, rank = _ranks(indices, start, choices, E, BLOCK, OTHERS)
-        n = start + tl.arange(0, BLOCK)
+        n = start + m
         inside = n < choices
+        expert = tl.load(indices + n, inside, other=0).to(tl.int32)
+        # Of the numbers expert BLOCK + place, only those of earlier choices of the same expert are less by 1 to m.
+        last = expert * BLOCK + m - 1
+        rank = tl.zeros((BLOCK,), tl.int32)
+        for j in tl.static_range(0, BLOCK, OTHERS):
+            o = j + tl.arange(0, OTHERS)
+            other = tl.load(indices + start + o, start + o < choices, other=E).to(tl.int32) * BLOCK + o
+            less = (last[None, :] - other[:, None]).to(tl.uint32, bitcast=True)
+            rank += tl.sum((less < m[None, :].to(tl.uint32)).to(tl.int32), 0)
         place = tl.gather(next_, expert, 0) + rank
         tl.store(slot + n, place, inside)
         tl.store(choice + place, n, inside)
