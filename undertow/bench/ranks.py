@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from undertow.bench.environment import environment
@@ -22,7 +21,7 @@ from undertow.config.errors import InputError
 from undertow.config.world import World
 from undertow.ops.registry import summary
 from undertow.parallel.mesh import build_axes
-from undertow.parallel.start import everyone
+from undertow.parallel.start import anyone, everyone
 from undertow.train.loop import Trainer
 
 _UNITS = UNITS | {
@@ -62,7 +61,7 @@ def bench_ranks(
     column.trainer, column.held = trainer, allocated(device) - before
     column.operators, column.calls = summary(trainer.model.ops.choices.values()), trainer.model.ops.calls
     for step in range(taken):
-        dist.barrier()  # the ranks begin together, so that the longest is the step's
+        anyone(False)  # the ranks begin together, so that the longest is the step's
         timed_step(column, device)
         follow(step + 1, taken, f"{column.ms[-1]:,.0f} ms")
     own: dict[str, Any] = {"ms": column.ms, "peak": column.peak, "held": column.held if device.type == "cuda" else None}
@@ -89,7 +88,7 @@ def rate_of_one(path: Path) -> float:
 def _communication(trainer: Trainer, trace: Path, world: World) -> dict[str, Any] | None:
     """Profile one step on every rank; None on a CPU, where there are no kernels."""
     gpu = trainer.model.device.type == "cuda"
-    dist.barrier()
+    anyone(False)
     # Of a GPU kernels alone: to record the calls of the host would hold back the launches, for which others wait.
     found, seconds = profiled(trainer, [ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU])
     with TemporaryDirectory() as folder:
