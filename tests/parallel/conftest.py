@@ -1,19 +1,18 @@
-"""Gangs of two and four ranks for the whole session; with `--dist loadgroup` one worker holds each."""
+"""Gangs of two and four ranks for the whole session; with `--dist loadgroup` one worker holds both."""
 
 import pytest
 import torch
 
 from tests.parallel.gang import Gang
 
-GANGS = {"two": 2, "four": 4}
+GANGS = {"two", "four"}
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        held = [name for name in GANGS if name in getattr(item, "fixturenames", ())]
-        if held:
+        if GANGS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.multi)
-            item.add_marker(pytest.mark.xdist_group("+".join(held)))
+            item.add_marker(pytest.mark.xdist_group("gang"))
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ class Gang:
         self._store: dist.TCPStore | None = None
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._gatherings, self._gathered = 0, False
+        self._gatherings = 0
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 180.0, **keywords: Any) -> list[Any]:
         """What `function(*arguments, **keywords)` returns on each rank, in their order.
@@ -80,10 +80,9 @@ class Gang:
         """
         if not self._processes:
             self._start()
-        if not self._gathered:
-            self._gatherings += 1
-            self._everyone((None, (self._gatherings,), {}), STARTS)
-            self._gathered = True
+        # Anew each time: groups that functions made would keep their threads, hundreds of them after some tests.
+        self._gatherings += 1
+        self._everyone((None, (self._gatherings,), {}), STARTS)
         return self._everyone((function, arguments, keywords), seconds)
 
     @property
@@ -129,7 +128,6 @@ class Gang:
                 if not fine and not failure:
                     failure, until = f"rank {rank} of {self.world} raised\n{answers[rank]}", time.monotonic() + GRACE
         if failure:
-            self._gathered = False
             raise RankError(failure)
         return [answers[rank] for rank in range(self.world)]
 
@@ -163,7 +161,7 @@ class Gang:
             process.kill()
         for process in self._processes:
             process.join()
-        self._processes, self._pipes, self._store, self._gathered = [], [], None, False
+        self._processes, self._pipes, self._store = [], [], None
 
 
 def _place(stack: str) -> str:
