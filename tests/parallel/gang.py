@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 STARTS = 120.0  # seconds that the ranks may take to import torch and to find each other on a busy machine
+SERVED = 40  # functions that the ranks carry out: the groups that these make keep threads, hundreds after a while
 GRACE = 2.0  # seconds that the others have to answer once a rank has failed
 
 
@@ -70,7 +71,7 @@ class Gang:
         self._store: dist.TCPStore | None = None
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._gatherings = 0
+        self._gatherings, self._gathered, self._served = 0, False, 0
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 180.0, **keywords: Any) -> list[Any]:
         """What `function(*arguments, **keywords)` returns on each rank, in their order.
@@ -78,11 +79,15 @@ class Gang:
         The function is found by its name in its module, arguments and results are copied. Raises `RankError` with the
         traceback of the rank that failed first, for a rank that died, and for ranks silent for longer than `seconds`.
         """
+        if self._served >= SERVED:
+            self.close()
+        self._served += 1
         if not self._processes:
             self._start()
-        # Anew each time: groups that functions made would keep their threads, hundreds of them after some tests.
-        self._gatherings += 1
-        self._everyone((None, (self._gatherings,), {}), STARTS)
+        if not self._gathered:
+            self._gatherings += 1
+            self._everyone((None, (self._gatherings,), {}), STARTS)
+            self._gathered = True
         return self._everyone((function, arguments, keywords), seconds)
 
     @property
@@ -128,6 +133,7 @@ class Gang:
                 if not fine and not failure:
                     failure, until = f"rank {rank} of {self.world} raised\n{answers[rank]}", time.monotonic() + GRACE
         if failure:
+            self._gathered = False
             raise RankError(failure)
         return [answers[rank] for rank in range(self.world)]
 
@@ -161,7 +167,7 @@ class Gang:
             process.kill()
         for process in self._processes:
             process.join()
-        self._processes, self._pipes, self._store = [], [], None
+        self._processes, self._pipes, self._store, self._gathered, self._served = [], [], None, False, 0
 
 
 def _place(stack: str) -> str:
